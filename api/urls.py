@@ -16,7 +16,9 @@ def make_alias_route(address: str, view: type[ApiView]) -> URLPattern:
 
 
 OF_OPENAI: Mapping[str, type[ApiView]] = {  # these addresses are below /openai, too
+    "v1/chat/completions": completions.ChatView,
     "v1/chat/completions/<str:completion_id>": completions.StoredChatView,
+    "v1/completions": completions.TextCompletionView,
     "v1/completions/<str:completion_id>": completions.StoredTextView,
     "v1/embeddings": embeddings.EmbeddingsView,
     "v1/rerank": rerank.RerankView,
@@ -44,8 +46,8 @@ OF_TEI: Mapping[str, type[ApiView]] = {  # these addresses are below each model,
 
 app_name = APP_NAME  # by which the middleware recognizes these views
 urlpatterns = [
-    path("v1/models/<str:name>/v1/chat/completions", completions.ChatView.as_view()),
-    path("v1/models/<str:name>/v1/completions", completions.TextCompletionView.as_view()),
+    path("v1/models/<str:name>/v1/chat/completions", completions.ModelChatView.as_view()),
+    path("v1/models/<str:name>/v1/completions", completions.ModelTextCompletionView.as_view()),
     path("v1/models/<str:name>/rerank", rerank.ModelRerankView.as_view()),
     make_alias_route("v1/models/<str:name>/v1/embeddings", embeddings.EmbeddingsView),
     make_alias_route("v1/models/<str:name>/v1/responses", responses.ResponsesView),
@@ -61,10 +63,6 @@ urlpatterns = [
     path("v1/jobs/<str:job_id>/cancel", jobs.CancelView.as_view()),
     path("v1/jobs/<str:job_id>/retry", jobs.RetryView.as_view()),
     path("v1/jobs", jobs.JobsView.as_view()),
-    make_alias_route("v1/chat/completions", completions.ChatView),
-    make_alias_route("openai/v1/chat/completions", completions.ChatView),
-    make_alias_route("v1/completions", completions.TextCompletionView),
-    make_alias_route("openai/v1/completions", completions.TextCompletionView),
     *(path(address, view.as_view()) for address, view in (*OF_OPENAI.items(), *OF_TEI.items())),
     *(make_alias_route(f"openai/{address}", view) for address, view in OF_OPENAI.items()),
     *(make_alias_route(f"v1/models/<str:name>/{address}", view) for address, view in OF_TEI.items()),

@@ -224,6 +224,7 @@ SPECTACULAR_SETTINGS = {
     "SECURITY": [{"key": []}] if API_KEY_REQUIRED else [{}, {"key": []}],
     "ENUM_ADD_EXPLICIT_BLANK_NULL_CHOICE": False,
     "ENUM_NAME_OVERRIDES": {
+        "AnchorEnum": ["created_at"],
         "VectorFormatEnum": "api.requests.dialects.embeddings.FORMATS",
         "StatusEnum": "inference.models.Status",
         "BatchStatusEnum": "api.models.BatchStatus",

@@ -21,6 +21,11 @@ class AnyValue(serializers.Field[Any, Any, Any, Any]):
     pass
 
 
+@extend_schema_field({"type": "string", "format": "binary"})
+class BinaryFile(serializers.FileField):
+    """A file in a form. The generator of the document takes any other for the address of a file."""
+
+
 class Shape(serializers.Serializer[None]):
     pass
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rest_framework import serializers
 
 from api.file_batches.endpoints import ENDPOINTS
 from api.models import BatchStatus
-from api.openapi.answer_shapes import AnyValue, Shape
+from api.openapi.answer_shapes import AnyValue, BinaryFile, Shape
 
 
 class ExpiryBody(Shape):
@@ -15,8 +17,15 @@ class ExpiryBody(Shape):
 
 
 class FileBody(Shape):
-    file = serializers.FileField(help_text="Lines of JSON, each with custom_id, method, url and body.")
+    file = BinaryFile(help_text="Lines of JSON, each with custom_id, method, url and body.")
     purpose = serializers.CharField(help_text="batch")
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """Return the fields, also those whose names are no names of Python."""
+        expiry = {f"expires_after[{name}]": field for name, field in ExpiryBody(required=False).get_fields().items()}
+        for field in expiry.values():
+            field.required = False
+        return {**super().get_fields(), **expiry}
 
 
 class FileShown(Shape):

@@ -46,6 +46,13 @@ class RankedTexts(AnyValue):
     pass
 
 
+@extend_schema_field({"type": ["string", "array"], "minItems": 1, "items": {
+    "oneOf": [_TEXT, {"type": "object", "required": ["type", "text"], "properties": {"type": _TEXT, "text": _TEXT}}]
+}})  # fmt: skip
+class ModeratedTexts(AnyValue):
+    pass
+
+
 @extend_schema_field({"type": ["array", "string"], "items": {"type": "number"}})
 class Vector(AnyValue):
     pass
@@ -138,7 +145,7 @@ class ModerationBody(PrioritizedBody):
     """OpenAI's. Its other fields are taken where they ask for nothing."""
 
     model = serializers.CharField(required=False, help_text=_ELSE_ONE)
-    input = Texts()
+    input = ModeratedTexts(help_text="A text, a list of texts, or a list of parts of one text.")
 
 
 class ModeratedTextShown(Shape):

@@ -8,19 +8,45 @@ from __future__ import annotations
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from api.openapi.answer_shapes import AnyValue, PrioritizedBody, Shape
+from api.openapi.answer_shapes import AnyValue, BinaryFile, OpenAIModelShown, PrioritizedBody, Shape
+from api.requests.dialects.generation import completions
+
+UNREAD = "Without effect: the address names the model."
+
+
+@extend_schema_field({"type": ["string", "array"], "items": {"type": "string"}})
+class StopField(AnyValue):
+    pass
+
+
+class StreamOptionsBody(Shape):
+    include_usage = serializers.BooleanField(required=False, help_text="A last chunk has the counts of tokens.")
+    include_obfuscation = serializers.BooleanField(required=False, help_text="Ignored.")
 
 
 class CompletionBody(PrioritizedBody):
     """OpenAI's; docs/guide/openai.md has the fields that are served. Parameters of the model may stand beside them."""
 
-    model = serializers.CharField(required=False, help_text="Without effect: the address names the model.")
     max_tokens = serializers.IntegerField(required=False, min_value=1)
+    max_completion_tokens = serializers.IntegerField(required=False, min_value=1, help_text="The same.")
+    min_tokens = serializers.IntegerField(required=False, min_value=0)
+    ignore_eos = serializers.BooleanField(required=False, help_text="The answer has as many tokens as it may have.")
+    n = serializers.IntegerField(
+        required=False, min_value=1, max_value=completions.MOST_ANSWERS, help_text="Answers to each prompt."
+    )
     temperature = serializers.FloatField(required=False, min_value=0)
     top_p = serializers.FloatField(required=False)
-    stop = serializers.ListField(child=serializers.CharField(), required=False, help_text="Or one string.")
+    min_p = serializers.FloatField(required=False, min_value=0, max_value=1)
+    frequency_penalty = serializers.FloatField(required=False, min_value=-2, max_value=2)
+    presence_penalty = serializers.FloatField(required=False, min_value=-2, max_value=2)
+    repetition_penalty = serializers.FloatField(required=False, help_text="A parameter of most models.")
+    logit_bias = serializers.DictField(
+        child=serializers.FloatField(min_value=-100, max_value=100), required=False, help_text="By numbers of tokens."
+    )
+    stop = StopField(required=False, help_text="A string, or several.")
     seed = serializers.IntegerField(required=False, min_value=0)
     stream = serializers.BooleanField(required=False, help_text="Chunks as server-sent events.")
+    stream_options = StreamOptionsBody(required=False)
     response_format = serializers.DictField(
         required=False, help_text="Of type text, json_object or json_schema: the answer follows the schema."
     )
@@ -46,25 +72,52 @@ class MessageShown(Shape):
     tool_calls = ToolCallShown(many=True, required=False)
 
 
+@extend_schema_field({"type": ["string", "array", "null"], "items": {"type": "object", "additionalProperties": {}}})
+class ContentField(AnyValue):
+    pass
+
+
 class MessageBody(MessageShown):
+    content = ContentField(  # type: ignore[assignment]  # an answer has a string only
+        required=False, help_text="A string, or parts of the type text; none beside tool_calls."
+    )
     tool_call_id = serializers.CharField(required=False, help_text="Of a message of the role tool: the call's id.")
 
 
 class ChatBody(CompletionBody):
+    model = serializers.CharField()
     messages = MessageBody(many=True)
+    logprobs = serializers.BooleanField(required=False, help_text="Those of the tokens of the answer.")
+    top_logprobs = serializers.IntegerField(
+        required=False, min_value=0, max_value=completions.MOST_LOGPROBS, help_text="Others beside each token."
+    )
     tools = serializers.ListField(
         child=serializers.DictField(), required=False, help_text="OpenAI's: the functions that the model may call."
     )
     tool_choice = AnyValue(required=False, help_text="auto, none, required, or the function that must be called.")
+    parallel_tool_calls = serializers.BooleanField(required=False, help_text="false: at most one call.")
+    continue_final_message = serializers.BooleanField(
+        required=False, help_text="vLLM's, with add_generation_prompt of false: go on with the last message."
+    )
+    add_generation_prompt = serializers.BooleanField(required=False)
 
 
-class ResponseBody(Shape):
+class ModelChatBody(ChatBody):
+    model = serializers.CharField(required=False, help_text=UNREAD)
+
+
+@extend_schema_field({"type": ["string", "array"], "minItems": 1, "items": {
+    "type": "object", "additionalProperties": {}
+}})  # fmt: skip
+class InputField(AnyValue):
+    pass
+
+
+class ResponseBody(PrioritizedBody):
     """OpenAI's; docs/guide/openai.md has the fields that are served. Parameters of the model may stand beside them."""
 
     model = serializers.CharField()
-    input = serializers.ListField(
-        child=serializers.DictField(), help_text="Messages, calls and their results; or one string."
-    )
+    input = InputField(help_text="A string; or messages, calls and their results.")
     instructions = serializers.CharField(required=False)
     max_output_tokens = serializers.IntegerField(required=False, min_value=1)
     temperature = serializers.FloatField(required=False, min_value=0)
@@ -72,6 +125,7 @@ class ResponseBody(Shape):
     text = serializers.DictField(required=False, help_text="The form of the answer.")
     tools = serializers.ListField(child=serializers.DictField(), required=False)
     tool_choice = AnyValue(required=False, help_text="auto, none, required, or the function that must be called.")
+    parallel_tool_calls = serializers.BooleanField(required=False, help_text="false: at most one call.")
     stream = serializers.BooleanField(required=False, help_text="Server-sent events.")
     background = serializers.BooleanField(required=False, help_text="Answer at once, before the response is there.")
     previous_response_id = serializers.CharField(required=False, help_text="The response that this one follows.")
@@ -101,7 +155,7 @@ class ResponseShown(Shape):
 
 
 class TranscriptionBody(Shape):
-    file = serializers.FileField(help_text="WAV, or another format that the service can read.")
+    file = BinaryFile(help_text="WAV, or another format that the service can read.")
     model = serializers.CharField()
     language = serializers.CharField(required=False, help_text="Such as en, of a model that knows several.")
     response_format = serializers.CharField(required=False, help_text="json, text, verbose_json, srt or vtt.")
@@ -111,9 +165,10 @@ class TranscriptionShown(Shape):
     text = serializers.CharField(allow_blank=True)
 
 
-class SpeechBody(Shape):
+class SpeechBody(PrioritizedBody):
     model = serializers.CharField()
     input = serializers.CharField()
+    voice = serializers.CharField(required=False, help_text="Ignored: a model has a voice of its own.")
 
 
 @extend_schema_field({"type": ["string", "array"], "minItems": 1, "items": {
@@ -124,8 +179,21 @@ class PromptField(AnyValue):
 
 
 class TextBody(CompletionBody):
+    model = serializers.CharField()
+    max_tokens = serializers.IntegerField(required=False, min_value=0, help_text="0 only beside echo.")
+    max_completion_tokens = serializers.IntegerField(required=False, min_value=0, help_text="The same.")
     prompt = PromptField(help_text="A text, tokens of the model as a list of numbers, or a list of either.")
     echo = serializers.BooleanField(required=False, help_text="The text begins with the prompt.")
+    logprobs = serializers.IntegerField(
+        required=False,
+        min_value=0,
+        max_value=completions.MOST_LOGPROBS,
+        help_text="Of the tokens of the answer, and of so many others beside each.",
+    )
+
+
+class ModelTextBody(TextBody):
+    model = serializers.CharField(required=False, help_text=UNREAD)
 
 
 class ChoiceShown(Shape):
@@ -164,6 +232,11 @@ class ChatShown(CompletionShown):
 
 class TextShown(CompletionShown):
     choices = TextChoiceShown(many=True)
+
+
+class OpenAIModelsShown(Shape):
+    object = serializers.CharField(help_text="list")
+    data = OpenAIModelShown(many=True)  # type: ignore[assignment]  # DRF's own property of that name
 
 
 class OpenAIErrorShown(Shape):

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from rest_framework.serializers import BaseSerializer
 
 BODIES = (
-    "JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody", "RerankBody", "EmbeddingsBody", "CohereBody",
-    "EmbedBody", "TokensBody", "SimilarityBody", "PredictBody", "BatchBody", "ResponseBody", "ModerationBody",
+    "JobBody", "BulkBody", "LineBody", "RunBody", "ChatBody", "TextBody", "ModelChatBody", "ModelTextBody",
+    "RerankBody", "EmbeddingsBody", "CohereBody", "EmbedBody", "TokensBody", "SimilarityBody", "PredictBody",
+    "BatchBody", "ResponseBody", "ModerationBody",
 )  # fmt: skip
-NAMING = ("JobBody", "BulkBody", "ResponseBody")  # a model, which they must
+NAMING = ("JobBody", "BulkBody", "ResponseBody", "ChatBody", "TextBody")  # a model, which they must
 ALWAYS = ("bad_request", "store_unavailable", "internal")
 WITH_KEY = ("unauthorized", "too_many_requests")
 

@@ -10,8 +10,8 @@ from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiRespo
 
 from api import codec
 from api.errors.problems import OUTCOMES
-from api.openapi import answer_shapes, openai_shapes
-from api.openapi.operation_decorator import COMPLETING, describe_operation
+from api.openapi import answer_shapes
+from api.openapi.operation_decorator import describe_operation
 from api.requests import bodies, job_pages
 from inference.catalog.specs import NAME
 from inference.models import Status
@@ -228,29 +228,6 @@ waiting: dict[str, Any] = {  # of clients who wait for a job, and know nothing o
     "problems": (*SUBMITTING, *FAILED_JOB, "no_worker"),
     "headers": {"Content-Location": [200], "Location": [504], "Retry-After": [429, 503, 504]},
 }
-completion: dict[str, Any] = {
-    **waiting,
-    "parameters": [
-        make_wait_parameter("timeout", bodies.MAX_WAIT_S, "the answer, where it is not streamed"),
-        IDEMPOTENCY_KEY,
-        ON_DISCONNECT,
-    ],
-    "form": COMPLETING,
-}
-complete_chat = describe_operation(
-    "models_complete_chat",
-    "Answer a chat, as Hugging Face's clients ask for it; at /openai/v1/chat/completions, as OpenAI's do",
-    request=openai_shapes.ChatBody,
-    answers={(200, codec.CONTENT_TYPE): openai_shapes.ChatShown, (200, "text/event-stream"): answer_shapes.ANY},
-    **completion,
-)
-complete_text = describe_operation(
-    "models_complete_text",
-    "Continue a text, as Hugging Face's JavaScript client asks for it; at /openai/v1/completions, as OpenAI's do",
-    request=openai_shapes.TextBody,
-    answers={(200, codec.CONTENT_TYPE): openai_shapes.TextShown, (200, "text/event-stream"): answer_shapes.ANY},
-    **completion,
-)
 about_problem = describe_operation(
     "about_problem",
     "What a problem's code means",

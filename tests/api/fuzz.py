@@ -6,7 +6,6 @@ On PostgreSQL: `python -m tests.postgres python -m tests.api.fuzz 300`.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
@@ -57,6 +56,7 @@ max_queued = 1000000
 # By name of a body, what it may name: a model that answers it, one that does not, and none.
 NAMED = {
     **{name: ["embeddings", "echo", "nobody"] for name in ("EmbeddingsBody", "CohereBody")},
+    **{name: ["words", "echo", "nobody"] for name in ("ChatBody", "TextBody")},
     **{name: ["embeddings", "echo", "nobody", None] for name in ("EmbedBody", "TokensBody", "SimilarityBody")},
     "PredictBody": ["texts", "echo", "nobody", None],
     "RerankBody": ["ranker", "echo", "nobody", None],
@@ -77,27 +77,13 @@ not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503", "504"]
 
 
 def documented(base: str) -> dict[str, Any]:
-    """The service's document with names of models, and OpenAI's addresses that it leaves out: the same calls as at a
-    model's own."""
+    """The service's document with names of models."""
     with urllib.request.urlopen(f"{base}/v1/schema") as answer:
         document: dict[str, Any] = json.load(answer)
-    paths, schemas = document["paths"], document["components"]["schemas"]
+    schemas = document["components"]["schemas"]
     for name, models in NAMED.items():
         schemas[name]["properties"]["model"] = {"enum": models}
         schemas[name]["additionalProperties"] = False  # else hardly a body is answered
-    for name in ("chat/completions", "completions"):
-        call = copy.deepcopy(paths[f"/v1/models/{{name}}/v1/{name}"]["post"])
-        call["operationId"] = f"openai_{call['operationId']}"
-        call["parameters"] = [parameter for parameter in call["parameters"] if parameter["in"] != "path"]
-        body = call["requestBody"]["content"]["application/json"]
-        model = {"required": ["model"], "properties": {"model": {"enum": ["words", "echo", "nobody"]}}}
-        body["schema"] = {"allOf": [body["schema"], model]}
-        for status, response in call["responses"].items():
-            if int(status) >= 400:
-                response["content"] = {
-                    "application/json": {"schema": {"$ref": "#/components/schemas/OpenAIProblemShown"}}
-                }
-        paths[f"/openai/v1/{name}"] = {"post": call}
     return document
 
 

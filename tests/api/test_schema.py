@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 from django.contrib.staticfiles import finders
 from django.test import RequestFactory
 from django.urls.resolvers import RoutePattern
@@ -15,10 +16,10 @@ from drf_spectacular.validation import validate_schema
 from api import urls
 from api.errors import cohere_tei, openai, problems
 from api.openapi import operation_decorator
+from api.views.file_batches.files import FIELDS
 from tests.api.base import ApiTestCase
 
 NOT_DESCRIBED = ("/v1/schema", "/v1/docs", "/models")
-OF_OPENAI = re.compile(r"(?:/openai)?/v1/(?:chat/)?completions|/openai/v1/models")  # OpenAI has a document of them
 
 
 class SchemaTests(ApiTestCase):
@@ -77,7 +78,7 @@ class SchemaTests(ApiTestCase):
         descriptions = " ".join(operation["description"] for each in paths.values() for operation in each.values())
         for pattern in urls.urlpatterns:
             path = "/" + re.sub(r"<str:(\w+)>", r"{\1}", str(pattern.pattern))
-            if not isinstance(pattern.pattern, RoutePattern) or OF_OPENAI.match(path) or path in NOT_DESCRIBED:
+            if not isinstance(pattern.pattern, RoutePattern) or path in NOT_DESCRIBED:
                 continue
             with self.subTest(path):
                 self.assertTrue(path in paths or f"`{path}`" in descriptions)
@@ -96,6 +97,56 @@ class SchemaTests(ApiTestCase):
     def test_unknown_fields_are_refused_in_the_document_too(self) -> None:
         schemas = self.document()["components"]["schemas"]
         self.assertIs(schemas["JobBody"]["additionalProperties"], False)
+
+    def test_bodies_that_are_served_are_valid_in_the_document_too(self) -> None:
+        document = self.document()
+        chat: dict[str, Any] = {"model": "echo", "messages": [{"role": "user", "content": "a"}]}
+        text: dict[str, Any] = {"model": "echo", "prompt": "a"}
+        scaled = {"frequency_penalty": -2, "presence_penalty": 2, "repetition_penalty": 1.1, "logit_bias": {"1": -100}}
+        both = {
+            **scaled, "n": 2, "min_p": 0.1, "min_tokens": 1, "ignore_eos": True, "stop": "a", "service_tier": "flex",
+            "stream_options": {"include_usage": True}, "max_completion_tokens": 5,
+        }  # fmt: skip
+        scores = {"logprobs": True, "top_logprobs": 20}
+        turn = {"continue_final_message": True, "add_generation_prompt": False}
+        parts = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+        response: dict[str, Any] = {"model": "echo", "input": "a"}
+        for name, body, is_valid in (
+            ("ChatBody", {**chat, **both, **scores, **turn, "parallel_tool_calls": False}, True),
+            ("ChatBody", {**chat, "messages": parts, "stop": ["a", "b"]}, True),
+            ("ModelChatBody", {"messages": parts, **both}, True),
+            ("ChatBody", {**chat, "messages": [{"role": "assistant"}]}, True),
+            ("ChatBody", {"messages": parts}, False),
+            ("ChatBody", {**chat, "max_tokens": 0}, False),
+            ("ChatBody", {**chat, "stream_options": {"include_usage": 1}}, False),
+            ("TextBody", {**text, **both, "echo": True, "logprobs": 5, "max_tokens": 0}, True),
+            ("ModelTextBody", {"prompt": [[1, 2], "a"], **both}, True),
+            ("TextBody", {**text, "logprobs": 21}, False),
+            ("TextBody", {**text, "n": 0}, False),
+            ("TextBody", {**text, "frequency_penalty": 3}, False),
+            ("ResponseBody", {**response, "parallel_tool_calls": True, "service_tier": "flex"}, True),
+            ("ResponseBody", {**response, "input": parts}, True),
+            ("ModerationBody", {"input": parts[0]["content"]}, True),
+            ("ModerationBody", {"input": [5]}, False),
+            ("SpeechBody", {"model": "m", "input": "a", "voice": "alloy", "service_tier": "flex"}, True),
+            ("ResponseBody", {**response, "input": 5}, False),
+        ):
+            with self.subTest(name, body=body):
+                schema = {**document["components"]["schemas"][name], "components": document["components"]}
+                self.assertEqual(jsonschema_rs.is_valid(schema, body), is_valid)
+                known = schema["properties"].keys()
+                self.assertFalse(is_valid and body.keys() - known)
+
+    def test_a_file_of_a_form_is_bytes(self) -> None:
+        schemas = self.document()["components"]["schemas"]
+        for name, fields in (
+            ("FileBody", {"file", *FIELDS}),
+            ("TranscriptionBody", {"file", "model", "language", "response_format"}),
+        ):
+            with self.subTest(name):
+                properties = schemas[name]["properties"]
+                self.assertEqual((properties["file"]["type"], properties["file"]["format"]), ("string", "binary"))
+                self.assertEqual(properties.keys(), fields)
 
     def test_null_is_not_given_in_the_document_too(self) -> None:
         schemas = self.document()["components"]["schemas"]

@@ -6,13 +6,14 @@ from functools import partial
 
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from drf_spectacular.utils import extend_schema_view
 
 from api import codec
 from api.answers.completions import chunks
 from api.answers.completions import completion as shapes
 from api.answers.completions.completion import CHAT, MODEL_TEXT, TEXT, CompletionKind
 from api.auth import require_cancel_or_retry
-from api.openapi import operations
+from api.openapi import generation_operations as operations
 from api.requests import bodies
 from api.requests.dialects.generation import completions
 from api.requests.dialects.generation.completions import Completion
@@ -52,6 +53,11 @@ class ChatView(CompletionView):
         return self.answer_request(request, CHAT, completions.read_chat(document, spec))
 
 
+@extend_schema_view(post=operations.complete_chat_of_model)
+class ModelChatView(ChatView):
+    """The view below a model."""
+
+
 class TextCompletionView(CompletionView):
     @operations.complete_text
     def post(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
@@ -60,13 +66,17 @@ class TextCompletionView(CompletionView):
         return self.answer_request(request, kind, completions.read_text_completion(document, spec))
 
 
+@extend_schema_view(post=operations.complete_text_of_model)
+class ModelTextCompletionView(TextCompletionView):
+    """The view below a model."""
+
+
 class StoredCompletionView(ApiView):
     """The completion of a job that was submitted before, whose client lost the answer or did not wait for it."""
 
     kind: CompletionKind
     query_parameters = {"GET": ("timeout", "stream", "last_event_id", *streaming.QUERY)}
 
-    @operations.not_described
     def get(self, request: HttpRequest, completion_id: str) -> HttpResponseBase:
         job = self.get_visible_completion_job(completion_id)
         is_streamed = bodies.read_query_flag(request.GET, "stream")
@@ -92,10 +102,11 @@ class StoredCompletionView(ApiView):
         return write_completion(self.kind, job, answers=shapes.count_answers(job))
 
 
+@extend_schema_view(get=operations.get_chat)
 class StoredChatView(StoredCompletionView):
     kind = CHAT
 
-    @operations.not_described
+    @operations.delete_chat
     def delete(self, request: HttpRequest, completion_id: str) -> HttpResponse:
         job = self.get_visible_completion_job(completion_id)
         require_cancel_or_retry(self.principal, job)
@@ -104,6 +115,7 @@ class StoredChatView(StoredCompletionView):
         return codec.make_json_response(shown)
 
 
+@extend_schema_view(get=operations.get_text)
 class StoredTextView(StoredCompletionView):
     kind = TEXT
 
@@ -113,12 +125,12 @@ def write_completion(kind: CompletionKind, job: Job, *, answers: int = 1) -> byt
 
 
 class OpenAIModelsView(ApiView):
-    @operations.not_described
+    @operations.list_models
     def get(self, request: HttpRequest) -> HttpResponse:
         return codec.make_json_response(shapes.list_models())
 
 
 class OpenAIModelView(ApiView):
-    @operations.not_described
+    @operations.get_model
     def get(self, request: HttpRequest, name: str) -> HttpResponse:
         return codec.make_json_response(shapes.get_openai_model_document(name))

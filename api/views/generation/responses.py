@@ -14,7 +14,7 @@ from api.answers.responses.events import BEGINNING, write_response_events
 from api.answers.responses.response import PREFIX, make_response, read_messages
 from api.auth import Principal, require_cancel_or_retry
 from api.errors.problems import ApiError
-from api.openapi import response_operations as operations
+from api.openapi import generation_operations as operations
 from api.requests import bodies
 from api.requests.dialects.generation import responses
 from api.views import streaming
