@@ -430,6 +430,22 @@ class ReadTests(SimpleTestCase):
             ({"properties": {"a": {}}}, closed),
             ({**closed, "const": named, "$id": "x"}, {**closed, "const": named}),
             ({**closed, "enum": [{"$ref": "#/x"}]}, {**closed, "enum": [{"$ref": "#/x"}]}),
+            *(
+                ({**named, "properties": {name: named}}, {**closed, "properties": {name: closed}})
+                for name in ("allOf", "const", "default", "enum", "examples")
+            ),
+            (
+                {"type": "object", "properties": {"default": {"$ref": "#/$defs/enum"}}, "$defs": {"enum": named}},
+                {**closed, "properties": {"default": {"$ref": "#/$defs/f/$defs/enum"}}, "$defs": {"enum": closed}},
+            ),
+            (
+                {**named, "properties": {"$id": {}, "$ref": named}, "default": {"type": "object", "properties": {}}},
+                {**closed, "properties": {"$id": {}, "$ref": closed}, "default": {"type": "object", "properties": {}}},
+            ),
+            (
+                {"type": "object", "schemas": {"A": {"$ref": "#"}}},
+                {"type": "object", "schemas": {"A": {"$ref": "#/$defs/f"}}},
+            ),
         ):
             with self.subTest(schema):
                 tool = {"type": "function", "function": {"name": "f", "parameters": schema}}

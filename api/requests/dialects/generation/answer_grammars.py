@@ -11,6 +11,7 @@ from typing import Any
 from api.requests.dialects.base import read_flag
 from inference.errors import make_field_error
 from inference.values.error_phrases import json_type_of, truncate_name
+from inference.values.json_schema_parts import map_schema_parts
 
 OPENAI = "response_format"
 VLLM = "structured_outputs"
@@ -21,7 +22,6 @@ ANY_TEXT: Mapping[str, Any] = {"type": "text"}
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 KINDS = ("json", "regex", "choice")
 VLLM_KINDS = (*KINDS, "json_object")
-DATA = ("const", "default", "enum", "examples")  # keywords whose values are no schemas
 MORE = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")  # keywords that may give an object more properties
 TYPES = ("text", "json_object", "json_schema", "json", "regex")
 
@@ -82,15 +82,13 @@ def nest_and_close_schema(schema: Any, root: str = "#", *, is_whole: bool = True
     the properties that are named, as a function has only its parameters, and as OpenAI's `strict` means. `is_whole` is
     false for a part of an allOf.
     """
-    if isinstance(schema, list):
-        return [nest_and_close_schema(part, root, is_whole=is_whole) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {
-        key: part if key in DATA else nest_and_close_schema(part, root, is_whole=key != "allOf")
-        for key, part in schema.items()
-        if key != "$id" or not isinstance(part, str)  # which would move the root
-    }
+    found = map_schema_parts(
+        schema, lambda keyword, part: nest_and_close_schema(part, root, is_whole=keyword != "allOf")
+    )
+    if isinstance(schema.get("$id"), str):
+        del found["$id"]  # it would move the root
     if isinstance(reference := schema.get("$ref"), str) and (reference == "#" or reference.startswith("#/")):
         found["$ref"] = root + reference[1:]
     if is_whole and schema.get("type") == "object" and "properties" in schema and schema.keys().isdisjoint(MORE):

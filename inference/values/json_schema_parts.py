@@ -1,0 +1,37 @@
+"""The parts of a JSON schema that are schemas themselves.
+
+They stand at the keywords below. A property may have the name of any keyword, and a value that a schema names, such as
+a default, may look like a schema. What stands at a keyword that is not known is read as a schema, as references may
+lead to it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+BY_NAME = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
+DATA = ("const", "default", "enum", "example", "examples")  # keywords whose values are no schemas
+
+
+def map_schema_parts(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """Return a schema with `change(keyword, part)` in place of each part that is an object at one of its keywords."""
+    return {keyword: _map_value(keyword, value, change) for keyword, value in schema.items()}
+
+
+def _map_value(keyword: str, value: Any, change: Callable[[str, Any], Any]) -> Any:
+    if keyword in DATA:
+        return value
+    if isinstance(value, list):
+        return [change(keyword, part) if isinstance(part, dict) else part for part in value]
+    if not isinstance(value, dict):
+        return value
+    if keyword in BY_NAME:
+        return {name: change(keyword, part) if isinstance(part, dict) else part for name, part in value.items()}
+    return change(keyword, value)
+
+
+def iterate_schemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a schema and all schemas within it."""
+    schemas = [schema]
+    while schemas:
+        yield (found := schemas.pop())
+        map_schema_parts(found, lambda _, part: schemas.append(part))
