@@ -182,6 +182,27 @@ class RefusalTests(unittest.TestCase):
                 self.assertIn(reason, error.message)
                 self.assertTrue(error.field.startswith("parameters.grammar"))
 
+    def test_numbers_that_would_be_changed_are_refused(self) -> None:
+        large, engine = 2**53 + 1, decoders.engine("Llama")
+        for schema in (
+            {"const": large},
+            {"enum": [1, {"a": [-large]}]},
+            {"type": "integer", "minimum": large},
+            {"properties": {"a": {"type": "integer", "exclusiveMaximum": large}}},
+            {"anyOf": [{"type": "integer", "multipleOf": large}]},
+        ):
+            with self.subTest(schema):
+                error = self.refuse({"type": "json", "value": schema})
+                self.assertIn("9007199254740993, which llguidance would change; send integers from -", error.message)
+                self.assertEqual(error.field, "parameters.grammar.value")
+        self.assertIn("has the integer 1000", self.refuse({"type": "json", "value": {"maximum": 10**400}}).message)
+        error = self.refuse({"type": "json", "value": '{"const": 1e999}'})
+        self.assertIn("has a number that no float holds", error.message)
+        for value in (2**53 - 1, 1 - 2**53, 0.1, 1e22):
+            given = {**GREEDY, "grammar": {"type": "json", "value": {"const": value, "default": large}}}
+            [[answer]] = engine.predict(["a"], given)
+            self.assertEqual(json.loads(answer["generated_text"]), value)
+
     def test_deeply_nested_schemas_are_refused(self) -> None:
         nested: dict[str, Any] = {}
         for _ in range(500):
