@@ -72,11 +72,12 @@ class Grammars:
         if special := next((token for token in self._special_tokens if token in text + calls), ""):
             raise InvalidInput(f"{FIELD}: has {special!r}, which is a special token of this model.", field=FIELD)
         compile_grammar = partial(self._compile_grammar, kind, text, calls)
-        return GrammarProcessor(compile_grammar, prompt=prompt, ends=self._ends)
+        numbers = [number for number in self._special_tokens.values() if number < self._vocabulary]
+        return GrammarProcessor(compile_grammar, prompt=prompt, ends=self._ends, special=numbers)
 
     @cached_property
-    def _special_tokens(self) -> Sequence[str]:
-        return tuple(filter(None, read_special_tokens(self._tokenizer)))
+    def _special_tokens(self) -> Mapping[str, int]:
+        return {token: number for token, number in read_special_tokens(self._tokenizer).items() if token}
 
     @cached_property
     def _table(self) -> llguidance.LLTokenizer:
@@ -226,13 +227,15 @@ class _Row:
         """Read the row's tokens up to now, and return True if they follow the grammar.
 
         They do not in a row that a stop string has ended, behind which padding stands, and in a beam that was given up.
-        A search by beams may have given the row the tokens of another one.
+        A search by beams may have given the row the tokens of another one. Raises `InvalidInput` if the grammar fails.
         """
         if tokens[: len(self.tokens)] != self.tokens:
             self.matcher.reset()
             self.tokens = []
         new = tokens[len(self.tokens) :]
-        if self.matcher.validate_tokens(new) < len(new):
+        count = self.matcher.validate_tokens(new)
+        _check(self.matcher)
+        if count < len(new):
             return False
         self.matcher.consume_tokens(new)
         self.tokens = tokens
@@ -243,10 +246,15 @@ class GrammarProcessor(LogitsProcessor):
     """A processor that lets through the tokens with which a row still follows its grammar."""
 
     def __init__(
-        self, compile_grammar: Callable[[], llguidance.LLMatcher], *, prompt: int, ends: Sequence[int]
+        self,
+        compile_grammar: Callable[[], llguidance.LLMatcher],
+        *,
+        prompt: int,
+        ends: Sequence[int],
+        special: Sequence[int],
     ) -> None:
         """Take what compiles the grammar of each row. That of the first is compiled now, and may raise an error."""
-        self._compile, self._prompt, self._ends = compile_grammar, prompt, frozenset(ends)
+        self._compile, self._prompt, self._ends, self._special = compile_grammar, prompt, list(ends), list(special)
         self._rows = {0: _Row(compile_grammar())}
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -262,15 +270,26 @@ class GrammarProcessor(LogitsProcessor):
         return found
 
     def _find_allowed(self, place: int, tokens: list[int], vocabulary: int) -> np.ndarray:
-        """Return which tokens may follow those of a row, [vocabulary]. After the end of its text any may."""
+        """Return which tokens may follow those of a row, [vocabulary]. After the end of its text any may.
+
+        Where a text is certain, llguidance allows only the tokens that a tokenizer makes of it, and these may be
+        special: no text shows them. Raises `InvalidInput` if nothing else is allowed, or if the grammar has failed.
+        """
         row = self._rows.get(place)
         if row is None:
             row = self._rows[place] = _Row(self._compile())
-        if not self._ends.isdisjoint(tokens) or not row.read_tokens(tokens):
+        if not frozenset(self._ends).isdisjoint(tokens) or not row.read_tokens(tokens):
             return np.ones(vocabulary, dtype=bool)
-        allowed = row.matcher.compute_bitmask()
+        bits = row.matcher.compute_bitmask()
         _check(row.matcher)
-        return np.unpackbits(np.frombuffer(allowed, np.uint8), bitorder="little", count=vocabulary).view(bool)
+        allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little", count=vocabulary).view(bool)
+        ends = allowed[self._ends] & row.matcher.is_accepting()
+        allowed[self._special] = False
+        allowed[self._ends] = ends
+        if not allowed.any():
+            message = f"{FIELD}: asks for a special token of this model as text, which no answer shows; leave it out."
+            raise InvalidInput(message, field=FIELD)
+        return allowed
 
 
 def _check(matcher: llguidance.LLMatcher, field: str = FIELD) -> None:

@@ -14,6 +14,7 @@ import jsonschema_rs
 import torch
 
 from inference.engines.generation.processors.grammars import BLANKS, MOST_BYTES, Grammars
+from inference.engines.inputs.stops import read_special_tokens
 from inference.errors import InvalidInput
 from tests import decoders, tiny_models
 from tests.decoders import ProgressCollector
@@ -241,6 +242,28 @@ class ProcessorTests(unittest.TestCase):
         self.assertTrue(second[1].isfinite().all(), "behind a stop string is padding, and a beam may be given up")
         back = processor(torch.tensor([[0, a, b], [0, a, c]]), scores)
         self.assertEqual([row.isfinite().nonzero().flatten().tolist() for row in back], [self.ends, self.ends])
+
+    def test_a_special_token_is_never_text(self) -> None:
+        tokenizer = tiny_models.byte_tokenizer("<|call|>")
+        grammars = Grammars(tokenizer, vocabulary=len(tokenizer), ends=self.ends)
+        special = set(read_special_tokens(tokenizer).values())
+        scores = torch.zeros(1, len(tokenizer))
+
+        def choose_first_tokens(regex: str) -> str:
+            processor, tokens = grammars.make_processor({"type": "regex", "value": regex}, prompt=0), list[int]()
+            while tokens[-1:] != self.ends:
+                [row] = processor(torch.tensor([tokens], dtype=torch.long), scores)
+                allowed = set(row.isfinite().nonzero().flatten().tolist())
+                if not re.fullmatch(regex, tokenizer.decode(tokens)):
+                    self.assertTrue(special.isdisjoint(allowed), tokens)
+                tokens.append(min(allowed - special, default=self.ends[0]))
+            return str(tokenizer.decode(tokens[:-1]))
+
+        self.assertEqual(choose_first_tokens("(<[|]call[|]>|b)"), "<|call|>")
+        for regex in ("<[|]call[|]>", "a<[|]endoftext[|]>", ".<[|]endoftext[|]>."):
+            with self.subTest(regex), self.assertRaises(InvalidInput) as caught:
+                choose_first_tokens(regex)
+            self.assertIn("asks for a special token of this model as text", caught.exception.message)
 
     def test_a_grammar_is_as_good_after_many_answers(self) -> None:
         grammars = Grammars(self.tokenizer, vocabulary=len(self.tokenizer), ends=self.ends)
