@@ -6,9 +6,8 @@ ends the rest. Each row compiles its own: copies would share states whose number
 """
 
 import json
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -18,10 +17,9 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor
 
+from inference.engines.generation.processors.schema_checks import check_schema
 from inference.engines.inputs.stops import read_special_tokens
 from inference.errors import InvalidInput
-from inference.values.error_phrases import cut_text
-from inference.values.json_schema_parts import iterate_schemas
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,10 +29,6 @@ CALLS = f"{FIELD}.calls"
 KINDS = ("json", "json_schema", "regex", "choice")
 MOST_BYTES = 65_536  # of a grammar
 MOST_SHOWN = 300  # characters of what llguidance says about a grammar
-MOST_IN_ALL_OF = {"multipleOf": 1, "anyOf": 4, "pattern": 8}  # keywords within an allOf, which are multiplied
-# llguidance reads the numbers at these keywords as floats, which hold each integer up to this one.
-NUMBERS = ("const", "enum", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
-LARGEST_INTEGER = 2**53 - 1
 # Between two tokens of JSON llguidance allows any number of blanks, and a small model may write nothing else. This is
 # what `json.dumps` writes, on one line or indented.
 BLANKS = r" |\n {0,40}"
@@ -174,46 +168,12 @@ def _read_schema(value: object, where: str = f"{FIELD}.value") -> dict[str, Any]
             return {}  # llguidance takes objects only, and both mean any value
         if not isinstance(schema, dict):
             raise InvalidInput(f"{where}: must be a JSON schema.", field=where)
-        _refuse_inexact_numbers(schema, where)
-        _refuse_products(schema)
+        check_schema(schema, where)
     except ValueError as error:
         raise InvalidInput(f"{where}: is no JSON: {error}.", field=where) from None
     except RecursionError:
         raise InvalidInput(f"{where}: is nested too deeply.", field=where) from None
     return schema
-
-
-def _refuse_inexact_numbers(schema: Mapping[str, Any], where: str) -> None:
-    """Raise `InvalidInput` for a number that llguidance would change."""
-    for part in iterate_schemas(schema):
-        for number in _iterate_numbers([part.get(keyword) for keyword in NUMBERS]):
-            if isinstance(number, int) and abs(number) > LARGEST_INTEGER:
-                message = (
-                    f"{where}: has the integer {cut_text(str(number), 40)}, which llguidance would change; send"
-                    f" integers from -{LARGEST_INTEGER} to {LARGEST_INTEGER}, or strings."
-                )
-                raise InvalidInput(message, field=where)
-            if not math.isfinite(number):
-                raise InvalidInput(f"{where}: has a number that no float holds; send it as a string.", field=where)
-
-
-def _iterate_numbers(values: list[Any]) -> Iterator[int | float]:
-    """Yield the numbers in these values and in all that they hold."""
-    for value in values:
-        if isinstance(value, int | float):
-            yield value
-        elif isinstance(value, list | dict):
-            yield from _iterate_numbers(list(value.values()) if isinstance(value, dict) else value)
-
-
-def _refuse_products(schema: object) -> None:
-    """Raise `InvalidInput` for an allOf whose parts llguidance would multiply, which takes seconds or gigabytes."""
-    parts = list(schema.values()) if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    for part in parts:
-        _refuse_products(part)
-    text = json.dumps(schema.get("allOf")) if isinstance(schema, dict) else ""
-    if several := next((name for name, most in MOST_IN_ALL_OF.items() if text.count(f'"{name}"') > most), ""):
-        raise InvalidInput(f"{FIELD}: has an allOf with more than {MOST_IN_ALL_OF[several]} {several}.", field=FIELD)
 
 
 @dataclass(slots=True)
