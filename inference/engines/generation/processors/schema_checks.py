@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -46,11 +45,10 @@ def _iterate_numbers(values: list[Any]) -> Iterator[int | float]:
             yield from _iterate_numbers(list(value.values()) if isinstance(value, dict) else value)
 
 
-def _refuse_products(schema: object, where: str) -> None:
+def _refuse_products(schema: Mapping[str, Any], where: str) -> None:
     """Raise `InvalidInput` for an allOf whose parts llguidance would multiply, which takes seconds or gigabytes."""
-    parts = list(schema.values()) if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    for part in parts:
-        _refuse_products(part, where)
-    text = json.dumps(schema.get("allOf")) if isinstance(schema, dict) else ""
-    if several := next((name for name, most in MOST_IN_ALL_OF.items() if text.count(f'"{name}"') > most), ""):
-        raise InvalidInput(f"{where}: has an allOf with more than {MOST_IN_ALL_OF[several]} {several}.", field=where)
+    for part in iterate_schemas(schema):
+        within = list(iterate_schemas({"allOf": part["allOf"]})) if "allOf" in part else []
+        for keyword, most in MOST_IN_ALL_OF.items():
+            if sum(keyword in each for each in within) > most:
+                raise InvalidInput(f"{where}: has an allOf with more than {most} {keyword}.", field=where)

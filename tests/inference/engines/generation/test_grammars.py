@@ -204,6 +204,13 @@ class RefusalTests(unittest.TestCase):
             [[answer]] = engine.predict(["a"], given)
             self.assertEqual(json.loads(answer["generated_text"]), value)
 
+    def test_a_property_may_have_the_name_of_a_keyword(self) -> None:
+        properties = {f"{name}{count}": {"pattern": "a"} for name in ("a", "b") for count in range(5)}
+        for schema in ({"properties": {"allOf": {"properties": properties}}}, {"default": {"allOf": [properties]}}):
+            given = {**GREEDY, "grammar": {"type": "json", "value": {"type": "integer", **schema}}}
+            [[answer]] = decoders.engine("Llama").predict(["a"], given)
+            self.assertIsInstance(json.loads(answer["generated_text"]), int)
+
     def test_deeply_nested_schemas_are_refused(self) -> None:
         nested: dict[str, Any] = {}
         for _ in range(500):
