@@ -150,6 +150,7 @@ class RefusalTests(unittest.TestCase):
                 {"type": "json", "value": '{"type": "integer", "allOf": [{"multipleOf": 61}, {"multipleOf": 59}]}'},
                 "an allOf with more than 1 multipleOf",
             ),
+            ({"type": "json", "value": {"multipleOf": True}}, "Expected f64 for 'multipleOf', got true"),
             ({"type": "json", "value": {"$ref": "#/nothing"}}, "'/nothing' does not exist"),
             ({"type": "json", "value": {"$ref": "https://example.com/a.json"}}, "is not present"),
             ({"type": "json", "value": {"not": {}}}, 'Unimplemented keys: ["not"]'),
@@ -203,6 +204,30 @@ class RefusalTests(unittest.TestCase):
             given = {**GREEDY, "grammar": {"type": "json", "value": {"const": value, "default": large}}}
             [[answer]] = engine.predict(["a"], given)
             self.assertEqual(json.loads(answer["generated_text"]), value)
+
+    def test_what_would_be_compiled_for_seconds_is_refused(self) -> None:
+        two = [{"type": "integer", "multipleOf": number} for number in (9973, 9972)]
+        chain: dict[str, Any] = {f"p{count}": {"pattern": "a", "$ref": f"#/$defs/p{count + 1}"} for count in range(9)}
+        nest: dict[str, Any] = {"$anchor": "nest"}
+        for _ in range(9):
+            nest = {"type": "string", "pattern": "a", "anyOf": [nest, {"pattern": "b"}]}
+        for schema, reason in (
+            ({"type": "integer", "multipleOf": 9_999_999}, "has a multipleOf, or several of them multiplied"),
+            ({"type": "number", "multipleOf": 1234.567}, "has a multipleOf, or several of them multiplied"),
+            ({"anyOf": two}, "has a multipleOf, or several of them multiplied"),
+            ({"$ref": "#/const/0", "const": [{"multipleOf": 499_990}]}, "has a multipleOf, or several"),
+            ({"$ref": "#/$defs/p%30", "$defs": chain}, "must match more than 8 pattern"),
+            ({"properties": {"a": nest}}, "must match more than 8 pattern"),
+            ({"allOf": [{"$ref": f"#/$defs/{name}"} for name in chain], "$defs": chain}, "more than 8 pattern"),
+            ({"$ref": "#a", "$defs": {"a": {"$anchor": "a", "pattern": "a", "$ref": "#/$defs/p1"}, **chain}}, "than 8"),
+        ):
+            with self.subTest(schema):
+                error = self.refuse({"type": "json", "value": schema})
+                self.assertIn(reason, error.message)
+                self.assertEqual(error.field, "parameters.grammar.value")
+        for number in (1, 7, 60, 1000, 86_400, 7_000_000, 0.01, 0.25):
+            given = {**GREEDY, "grammar": {"type": "json", "value": {"type": "number", "multipleOf": number}}}
+            self.assertTrue(decoders.engine("Llama").predict(["a"], given))
 
     def test_a_property_may_have_the_name_of_a_keyword(self) -> None:
         properties = {f"{name}{count}": {"pattern": "a"} for name in ("a", "b") for count in range(5)}
