@@ -1,14 +1,15 @@
 """Grammars that an answer must follow: a JSON schema, a regular expression or a choice, by llguidance.
 
-A grammar is compiled in the thread of the engine. llguidance bounds the size of what it compiles, but not its time and
-memory for an intersection of many expressions. What is known to take long is refused here, and the model's time limit
-ends the rest. Each row compiles its own: copies would share states whose number is limited.
+A grammar is compiled in the thread of the engine, once for the rows that follow it. llguidance bounds the size of what
+it compiles, but not its time for each schema: `schema_checks` refuses what is known to take long, and the model's time
+limit ends the rest. The rows' copies of a compiled grammar share its states, whose number is limited: where they are
+used up it is compiled anew.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,16 @@ from inference.errors import InvalidInput
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# It returns a compiled grammar to be copied, other than the one that it is given, whose states are used up.
+FindMatcher = Callable[[llguidance.LLMatcher | None], llguidance.LLMatcher]
 FIELD = "parameters.grammar"
 CALLS = f"{FIELD}.calls"
 KINDS = ("json", "json_schema", "regex", "choice")
 MOST_BYTES = 65_536  # of a grammar
+MOST_MATCHERS = 8  # grammars that are kept
+MOST_STATES = 100_000  # of a compiled grammar, each of about 1 kB
+MOST_RENEWALS = 2  # of the grammar of a row
+USED_UP = "lexer error"  # llguidance's words where the states, or the expressions in them, are too many
 MOST_SHOWN = 300  # characters of what llguidance says about a grammar
 # Between two tokens of JSON llguidance allows any number of blanks, and a small model may write nothing else. This is
 # what `json.dumps` writes, on one line or indented.
@@ -49,6 +56,7 @@ class Grammars:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, vocabulary: int, ends: Sequence[int]) -> None:
         """Take the model's tokenizer, the number of tokens that it has scores for, and those that end a text."""
         self._tokenizer, self._vocabulary, self._ends = tokenizer, vocabulary, list(ends)
+        self._matchers: dict[tuple[str, str], llguidance.LLMatcher | InvalidInput] = {}
 
     def make_processor(self, grammar: Mapping[str, Any], *, prompt: int) -> "GrammarProcessor":
         """Return the processor of a request.
@@ -60,14 +68,34 @@ class Grammars:
 
         Raises `InvalidInput` for what is no grammar, with the reason of llguidance.
         """
-        kind, text = read_grammar_parameter(grammar)
-        calls = _write_json(_read_schema(grammar["calls"], CALLS)) if "calls" in grammar else ""
-        _refuse_long(text + calls)
-        if special := next((token for token in self._special_tokens if token in text + calls), ""):
-            raise InvalidInput(f"{FIELD}: has {special!r}, which is a special token of this model.", field=FIELD)
-        compile_grammar = partial(self._compile_grammar, kind, text, calls)
+        text = _write_json(grammar).encode(errors="surrogatepass")
+        key = hashlib.sha256(text).hexdigest(), self._call_form if "calls" in grammar else ""
+        find_matcher = partial(self._find_matcher, key, grammar)
         numbers = [number for number in self._special_tokens.values() if number < self._vocabulary]
-        return GrammarProcessor(compile_grammar, prompt=prompt, ends=self._ends, special=numbers)
+        return GrammarProcessor(find_matcher, prompt=prompt, ends=self._ends, special=numbers)
+
+    def _find_matcher(
+        self, key: tuple[str, str], grammar: Mapping[str, Any], previous: llguidance.LLMatcher | None
+    ) -> llguidance.LLMatcher:
+        """Return a compiled grammar, to be copied, other than the previous one, whose states are used up.
+
+        Raises `InvalidInput`, without compiling it again, for one that was refused.
+        """
+        found = self._matchers.pop(key, None)
+        if found is None or found is previous:
+            found = self._compile_or_refuse(grammar, key[1])
+        self._matchers[key] = found  # behind those that were used before
+        if len(self._matchers) > MOST_MATCHERS:
+            del self._matchers[next(iter(self._matchers))]
+        if isinstance(found, InvalidInput):
+            raise InvalidInput(found.message, field=found.field)
+        return found
+
+    def _compile_or_refuse(self, grammar: Mapping[str, Any], form: str) -> llguidance.LLMatcher | InvalidInput:
+        try:
+            return self._compile_grammar(grammar, form)
+        except InvalidInput as error:
+            return InvalidInput(error.message, field=error.field)  # without the frames of this one
 
     @cached_property
     def _special_tokens(self) -> Mapping[str, int]:
@@ -97,16 +125,21 @@ class Grammars:
         reason = "is not served beside tools by this model, whose chat template has no calls in a form that is known"
         raise InvalidInput(f"{FIELD}: {reason}; leave out one of them, or require a call.", field=FIELD)
 
-    def _compile_grammar(self, kind: str, text: str, calls: str) -> llguidance.LLMatcher:
+    def _compile_grammar(self, grammar: Mapping[str, Any], form: str) -> llguidance.LLMatcher:
+        kind, text = read_grammar_parameter(grammar)
+        calls = _write_json(_read_schema(grammar["calls"], CALLS)) if "calls" in grammar else ""
+        _refuse_long(text + calls)
+        if special := next((token for token in self._special_tokens if token in text + calls), ""):
+            raise InvalidInput(f"{FIELD}: has {special!r}, which is a special token of this model.", field=FIELD)
         source = _translate_grammar(kind, text)
         if calls:
-            form, call = self._call_form, _translate_grammar("json", calls)
+            call = _translate_grammar("json", calls)
             self._make_matcher(call, CALLS)  # or what is wrong with it would be said of the whole
             source = _add_calls(kind, source, call, form)
         return self._make_matcher(source, FIELD)
 
     def _make_matcher(self, source: str, field: str) -> llguidance.LLMatcher:
-        limits = llguidance.LLParserLimits(verbose_errors=False)
+        limits = llguidance.LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
         matcher = llguidance.LLMatcher(self._table, source, log_level=0, limits=limits)
         _check(matcher, field)
         return matcher
@@ -176,46 +209,50 @@ def _read_schema(value: object, where: str = f"{FIELD}.value") -> dict[str, Any]
     return schema
 
 
-@dataclass(slots=True)
 class _Row:
     """The state of one row: its grammar behind the tokens that it has read."""
 
-    matcher: llguidance.LLMatcher
-    tokens: list[int] = field(default_factory=list)
+    def __init__(self, find_matcher: FindMatcher) -> None:
+        self._find_matcher, self._renewals = find_matcher, 0
+        self._start(find_matcher(None))
 
-    def read_tokens(self, tokens: list[int]) -> bool:
-        """Read the row's tokens up to now, and return True if they follow the grammar.
+    def _start(self, original: llguidance.LLMatcher) -> None:
+        self._original, self.matcher, self._tokens = original, original.deep_copy(), list[int]()
+
+    def find_allowed(self, tokens: list[int]) -> bytes:
+        """Return a bit for each token that may follow these tokens of the row; none if they do not follow the grammar.
 
         They do not in a row that a stop string has ended, behind which padding stands, and in a beam that was given up.
-        A search by beams may have given the row the tokens of another one. Raises `InvalidInput` if the grammar fails.
+        Raises `InvalidInput` if the grammar fails.
         """
-        if tokens[: len(self.tokens)] != self.tokens:
-            self.matcher.reset()
-            self.tokens = []
-        new = tokens[len(self.tokens) :]
-        count = self.matcher.validate_tokens(new)
+        found = self._read_and_find(tokens)
+        if USED_UP in self.matcher.get_error() and self._renewals < MOST_RENEWALS:
+            self._renewals += 1
+            self._start(self._find_matcher(self._original))
+            found = self._read_and_find(tokens)
         _check(self.matcher)
-        if count < len(new):
-            return False
-        self.matcher.consume_tokens(new)
-        self.tokens = tokens
-        return True
+        return found
+
+    def _read_and_find(self, tokens: list[int]) -> bytes:
+        if tokens[: len(self._tokens)] != self._tokens:  # a search by beams may have given it those of another row
+            self.matcher.reset()
+            self._tokens = []
+        new = tokens[len(self._tokens) :]
+        count = self.matcher.validate_tokens(new)
+        self.matcher.consume_tokens(new[:count])
+        self._tokens = tokens[: len(self._tokens) + count]
+        found = self.matcher.compute_bitmask()  # it fails where tokens do not follow only for want of states
+        return found if count == len(new) else b""
 
 
 class GrammarProcessor(LogitsProcessor):
     """A processor that lets through the tokens with which a row still follows its grammar."""
 
-    def __init__(
-        self,
-        compile_grammar: Callable[[], llguidance.LLMatcher],
-        *,
-        prompt: int,
-        ends: Sequence[int],
-        special: Sequence[int],
-    ) -> None:
-        """Take what compiles the grammar of each row. That of the first is compiled now, and may raise an error."""
-        self._compile, self._prompt, self._ends, self._special = compile_grammar, prompt, list(ends), list(special)
-        self._rows = {0: _Row(compile_grammar())}
+    def __init__(self, find_matcher: FindMatcher, *, prompt: int, ends: Sequence[int], special: Sequence[int]) -> None:
+        """Take what finds the compiled grammar, which it may compile now or raise an error for."""
+        self._find_matcher, self._prompt = find_matcher, prompt
+        self._ends, self._special = list(ends), list(special)
+        self._rows = {0: _Row(find_matcher)}
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the scores, which are [rows, vocabulary], with minus infinity for what the grammar does not allow."""
@@ -237,11 +274,10 @@ class GrammarProcessor(LogitsProcessor):
         """
         row = self._rows.get(place)
         if row is None:
-            row = self._rows[place] = _Row(self._compile())
-        if not frozenset(self._ends).isdisjoint(tokens) or not row.read_tokens(tokens):
+            row = self._rows[place] = _Row(self._find_matcher)
+        bits = row.find_allowed(tokens) if frozenset(self._ends).isdisjoint(tokens) else b""
+        if not bits:
             return np.ones(vocabulary, dtype=bool)
-        bits = row.matcher.compute_bitmask()
-        _check(row.matcher)
         allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little", count=vocabulary).view(bool)
         ends = allowed[self._ends] & row.matcher.is_accepting()
         allowed[self._special] = False

@@ -11,9 +11,11 @@ from typing import Any
 from unittest.mock import patch
 
 import jsonschema_rs
+import llguidance
 import torch
 
-from inference.engines.generation.processors.grammars import BLANKS, MOST_BYTES, Grammars
+from inference.engines.generation.processors import grammars as module
+from inference.engines.generation.processors.grammars import BLANKS, MOST_BYTES, MOST_MATCHERS, Grammars
 from inference.engines.inputs.stops import read_special_tokens
 from inference.errors import InvalidInput
 from tests import decoders, tiny_models
@@ -307,6 +309,53 @@ class ProcessorTests(unittest.TestCase):
             for _ in range(60):
                 processor(torch.tensor([tokens], dtype=torch.long), scores)
                 tokens.append(rng.choice(letters))
+
+    def test_rows_that_have_used_up_the_states_that_they_share_have_new_ones(self) -> None:
+        scores = torch.zeros(2, len(self.tokenizer))
+        letters = self.tokenizer.encode("abcdef", add_special_tokens=False)
+        with patch.object(module, "MOST_STATES", 300):
+            grammars, rng = Grammars(self.tokenizer, vocabulary=len(self.tokenizer), ends=self.ends), random.Random(1)
+            grammar = {"type": "regex", "value": "[a-f]*a[a-f]{30}b[a-f]*"}
+            processor, rows = grammars.make_processor(grammar, prompt=0), [list[int](), list[int]()]
+            with patch.object(llguidance, "LLMatcher", wraps=llguidance.LLMatcher) as compiled:
+                for _ in range(60):
+                    found = processor(torch.tensor(rows, dtype=torch.long), scores)
+                    self.assertTrue(found[:, letters].isfinite().all())
+                    self.assertEqual(found[:, self.tokenizer.encode("g")].isfinite().sum(), 0)
+                    rows = [[*row, rng.choice(letters)] for row in rows]
+            self.assertIn(compiled.call_count, range(1, 20))
+            with self.assertRaises(InvalidInput) as caught:
+                for _ in range(300):
+                    processor(torch.tensor(rows, dtype=torch.long), scores)
+                    rows = [[*row, rng.choice(letters)] for row in rows]
+            self.assertIn("too many states", caught.exception.message)
+
+    def test_a_grammar_is_compiled_and_refused_once(self) -> None:
+        grammars = Grammars(self.tokenizer, vocabulary=len(self.tokenizer), ends=self.ends)
+        with patch.object(llguidance, "LLMatcher", wraps=llguidance.LLMatcher) as compiled:
+            processors = [grammars.make_processor({"type": "regex", "value": "a(b|c)"}, prompt=0) for _ in range(3)]
+            processors[0](torch.zeros(5, 0, dtype=torch.long), torch.zeros(5, len(self.tokenizer)))
+            self.assertEqual(compiled.call_count, 1)
+            for _ in range(3):
+                with self.assertRaises(InvalidInput):
+                    grammars.make_processor({"type": "regex", "value": "(("}, prompt=0)
+            self.assertEqual(compiled.call_count, 2)
+            for value in map(str, range(MOST_MATCHERS)):
+                grammars.make_processor({"type": "regex", "value": value}, prompt=0)
+            grammars.make_processor({"type": "regex", "value": "a(b|c)"}, prompt=0)
+            self.assertEqual(compiled.call_count, 3 + MOST_MATCHERS)
+
+    def test_a_grammar_that_fails_for_other_reasons_is_not_compiled_anew(self) -> None:
+        grammars = Grammars(self.tokenizer, vocabulary=len(self.tokenizer), ends=self.ends)
+        grammar = {"type": "json", "value": {"properties": {f"p{count}": {} for count in range(1500)}}}
+        scores, start = torch.zeros(1, len(self.tokenizer)), self.tokenizer.encode('{"', add_special_tokens=False)
+        with patch.object(llguidance, "LLMatcher", wraps=llguidance.LLMatcher) as compiled:
+            for _ in range(3):
+                processor = grammars.make_processor(grammar, prompt=0)
+                with self.assertRaises(InvalidInput) as caught:
+                    processor(torch.tensor([start]), scores)
+                self.assertIn("max is 2000", caught.exception.message)
+            self.assertEqual(compiled.call_count, 1)
 
     def test_a_model_without_an_end_of_its_texts_has_none(self) -> None:
         with self.assertRaises(InvalidInput) as caught:
