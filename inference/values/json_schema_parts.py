@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 BY_NAME = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
+ANNOTATIONS = ("$comment", "description", "title")  # keywords that allow and forbid nothing
 DATA = ("const", "default", "enum", "example", "examples")  # keywords whose values are no schemas
 
 
@@ -35,3 +36,9 @@ def iterate_schemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     while schemas:
         yield (found := schemas.pop())
         map_schema_parts(found, lambda _, part: schemas.append(part))
+
+
+def drop_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema without the texts that only describe it and its parts."""
+    parts = map_schema_parts(schema, lambda _, part: drop_annotations(part))
+    return {keyword: value for keyword, value in parts.items() if keyword not in ANNOTATIONS}

@@ -21,6 +21,7 @@ from transformers import LogitsProcessor
 from inference.engines.generation.processors.schema_checks import check_schema
 from inference.engines.inputs.stops import read_special_tokens
 from inference.errors import InvalidInput
+from inference.values.json_schema_parts import drop_annotations
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -202,11 +203,11 @@ def _read_schema(value: object, where: str = f"{FIELD}.value") -> dict[str, Any]
         if not isinstance(schema, dict):
             raise InvalidInput(f"{where}: must be a JSON schema.", field=where)
         check_schema(schema, where)
+        return drop_annotations(schema)  # they may have the names of special tokens
     except ValueError as error:
         raise InvalidInput(f"{where}: is no JSON: {error}.", field=where) from None
     except RecursionError:
         raise InvalidInput(f"{where}: is nested too deeply.", field=where) from None
-    return schema
 
 
 class _Row:
@@ -296,5 +297,6 @@ def _check(matcher: llguidance.LLMatcher, field: str = FIELD) -> None:
 
 
 def _make_error(reason: str, field: str = FIELD) -> InvalidInput:
-    shown = " ".join(reason.replace("<non-verbose/>", "").split())[:MOST_SHOWN]
+    reason = reason.partition("<backtrace>")[0].replace("<non-verbose/>", "")
+    shown = " ".join(reason.split())[:MOST_SHOWN]
     return InvalidInput(f"{field}: is refused by llguidance: {shown.rstrip('.')}.", field=field)

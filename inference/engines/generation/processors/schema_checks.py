@@ -12,14 +12,16 @@ from inference.errors import InvalidInput
 from inference.values.error_phrases import cut_text
 from inference.values.json_schema_parts import iterate_schemas
 
-MOST_IN_ALL_OF = {"multipleOf": 1, "anyOf": 4, "pattern": 8}  # keywords within an allOf, which are multiplied
-MOST_PATTERNS = 8  # that one string must match, whose states are multiplied
-# The most that the values of multipleOf make together without their decimal points. llguidance looks at each remainder
-# that a number may leave, which takes a second for 100,000; of 7,000,000 and its like it looks at a few.
+MOST_PATTERNS = 8  # that one string must match, or that stand within an allOf, whose states are multiplied
+MOST_CHOICES = 256  # ways to choose an option of each anyOf within an allOf: it is multiplied out
+# The most that the values of multipleOf of one number make together without their decimal points. llguidance looks at
+# each remainder that a number may leave, which takes a second for 100,000; of 7,000,000 and its like it looks at a few
+# where the numbers have no bounds.
 MOST_REMAINDERS = 100_000
 FEW_REMAINDERS = 100
+BOUNDS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum")
 # llguidance reads the numbers at these keywords as floats, which hold each integer up to this one.
-NUMBERS = ("const", "enum", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
+NUMBERS = ("const", "enum", "multipleOf", *BOUNDS)
 LARGEST_INTEGER = 2**53 - 1
 
 
@@ -28,7 +30,7 @@ def check_schema(schema: Mapping[str, Any], where: str) -> None:
     references = _References(schema)
     parts = references.list_schemas()
     _refuse_inexact_numbers(parts, where)
-    _refuse_remainders(parts, where)
+    _refuse_remainders(parts, references, where)
     _refuse_products(parts, where)
     counts = dict[int, int]()
     if any(_count_patterns(part, references, counts) > MOST_PATTERNS for part in parts):
@@ -94,30 +96,55 @@ def _iterate_numbers(values: list[Any]) -> Iterator[int | float]:
             yield from _iterate_numbers(list(value.values()) if isinstance(value, dict) else value)
 
 
-def _refuse_remainders(parts: Sequence[Mapping[str, Any]], where: str) -> None:
+def _refuse_remainders(parts: Sequence[Mapping[str, Any]], references: _References, where: str) -> None:
     """Raise `InvalidInput` for values of multipleOf with so many remainders that compiling them takes seconds."""
-    values = {part["multipleOf"] for part in parts if type(part.get("multipleOf")) in (int, float)}
-    if math.prod(map(_count_remainders, values)) > MOST_REMAINDERS:
-        message = (
-            f"{where}: has a multipleOf, or several of them multiplied, above {MOST_REMAINDERS} without the decimal"
-            " point; leave it out, or send a smaller one."
-        )
-        raise InvalidInput(message, field=where)
+    is_bounded = any(keyword in part for part in parts for keyword in BOUNDS)
+    own = {id(part): _count_remainders(part.get("multipleOf"), is_bounded=is_bounded) for part in parts}
+    products = dict[int, int]()
+    for part in parts:
+        # An allOf may have two schemas for one property: what is within it is multiplied, whatever it is of.
+        within = math.prod(own.get(id(each), 1) for each in iterate_schemas({"allOf": _list_parts(part, "allOf")}))
+        if max(within, _multiply_remainders(part, references, own, products)) > MOST_REMAINDERS:
+            message = (
+                f"{where}: has a number whose multipleOf, or several of them multiplied, are above {MOST_REMAINDERS}"
+                " without the decimal point; leave it out, or send a smaller one."
+            )
+            raise InvalidInput(message, field=where)
 
 
-def _count_remainders(number: float) -> int:
+def _count_remainders(number: object, *, is_bounded: bool) -> int:
+    if type(number) not in (int, float):
+        return 1
     whole = format(abs(Decimal(str(number))), "f").replace(".", "").lstrip("0") or "1"
     few = int(whole.rstrip("0"))
-    return few if few < FEW_REMAINDERS else int(whole)
+    return few if few < FEW_REMAINDERS and not is_bounded else int(whole)
+
+
+def _multiply_remainders(
+    part: object, references: _References, own: Mapping[int, int], products: dict[int, int]
+) -> int:
+    """Return the product of the remainders of one number by a part of a schema, its choices and its references."""
+    if not isinstance(part, dict):
+        return 1
+    if id(part) not in products:
+        products[id(part)] = 1  # where it refers to itself
+        parts = [each for keyword in ("allOf", "anyOf", "oneOf") for each in _list_parts(part, keyword)]
+        parts.append(references.follow_reference(part))
+        product = math.prod(_multiply_remainders(each, references, own, products) for each in parts)
+        products[id(part)] = product * own.get(id(part), 1)
+    return products[id(part)]
 
 
 def _refuse_products(parts: Sequence[Mapping[str, Any]], where: str) -> None:
     """Raise `InvalidInput` for an allOf whose parts llguidance would multiply, which takes seconds or gigabytes."""
     for part in parts:
-        within = list(iterate_schemas({"allOf": part["allOf"]})) if "allOf" in part else []
-        for keyword, most in MOST_IN_ALL_OF.items():
-            if sum(keyword in each for each in within) > most:
-                raise InvalidInput(f"{where}: has an allOf with more than {most} {keyword}.", field=where)
+        within = list(iterate_schemas({"allOf": _list_parts(part, "allOf")}))
+        if sum("pattern" in each for each in within) > MOST_PATTERNS:
+            raise InvalidInput(f"{where}: has an allOf with more than {MOST_PATTERNS} pattern.", field=where)
+        options = (len(_list_parts(each, keyword)) for each in within for keyword in ("anyOf", "oneOf"))
+        if math.prod(filter(None, options)) > MOST_CHOICES:
+            message = f"{where}: has an allOf whose anyOf have more than {MOST_CHOICES} options multiplied."
+            raise InvalidInput(message, field=where)
 
 
 def _count_patterns(part: object, references: _References, counts: dict[int, int]) -> int:

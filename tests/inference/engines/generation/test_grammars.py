@@ -32,6 +32,7 @@ COLOUR = {
 PROMPTS = ("a", "hello you", "bb")
 TAGGED = '<tool_call>{"name": …, "arguments": {…}}</tool_call>'  # as templates of Qwen's kin describe calls
 ALONE = '{\\"name\\": function name, \\"parameters\\": dictionary}'  # as those of Llama 3 do
+MULTIPLIED = "has a number whose multipleOf, or several of them multiplied, are above"
 
 
 class AnswerTests(unittest.TestCase):
@@ -148,10 +149,6 @@ class RefusalTests(unittest.TestCase):
             ({"type": "json", "value": "{"}, "is no JSON: "),
             ({"type": "json", "value": "[" * 60_000}, "is nested too deeply"),
             ({"type": "json", "value": '{"const": "\\u003c|endoftext|>"}'}, "is a special token of this model"),
-            (
-                {"type": "json", "value": '{"type": "integer", "allOf": [{"multipleOf": 61}, {"multipleOf": 59}]}'},
-                "an allOf with more than 1 multipleOf",
-            ),
             ({"type": "json", "value": {"multipleOf": True}}, "Expected f64 for 'multipleOf', got true"),
             ({"type": "json", "value": {"$ref": "#/nothing"}}, "'/nothing' does not exist"),
             ({"type": "json", "value": {"$ref": "https://example.com/a.json"}}, "is not present"),
@@ -165,12 +162,8 @@ class RefusalTests(unittest.TestCase):
             ({"type": "json", "value": {"const": "<|endoftext|>"}}, "is a special token of this model"),
             ({"type": "choice", "value": ["a", "x<|endoftext|>y"]}, "is a special token of this model"),
             (
-                {"type": "json", "value": {"properties": {"n": {"allOf": [{"multipleOf": 61}, {"multipleOf": 59}]}}}},
-                "an allOf with more than 1 multipleOf",
-            ),
-            (
-                {"type": "json", "value": {"allOf": [{"anyOf": [{"pattern": "a"}, {"pattern": "b"}]}] * 5}},
-                "an allOf with more than 4 anyOf",
+                {"type": "json", "value": {"allOf": [{"anyOf": [{"minLength": 1}, {"minLength": 2}]}] * 9}},
+                "an allOf whose anyOf have more than 256 options multiplied",
             ),
             ({"type": "json_schema", "value": COLOUR}, "must be a JSON schema"),
             ({"type": "regex", "value": None}, "must be a regular expression"),
@@ -213,11 +206,14 @@ class RefusalTests(unittest.TestCase):
         nest: dict[str, Any] = {"$anchor": "nest"}
         for _ in range(9):
             nest = {"type": "string", "pattern": "a", "anyOf": [nest, {"pattern": "b"}]}
+        merged = [{"properties": {"a": number}} for number in two]
         for schema, reason in (
-            ({"type": "integer", "multipleOf": 9_999_999}, "has a multipleOf, or several of them multiplied"),
-            ({"type": "number", "multipleOf": 1234.567}, "has a multipleOf, or several of them multiplied"),
-            ({"anyOf": two}, "has a multipleOf, or several of them multiplied"),
-            ({"$ref": "#/const/0", "const": [{"multipleOf": 499_990}]}, "has a multipleOf, or several"),
+            ({"type": "integer", "multipleOf": 9_999_999}, MULTIPLIED),
+            ({"type": "number", "multipleOf": 1234.567}, MULTIPLIED),
+            ({"type": "integer", "multipleOf": 97_000_000, "minimum": 0, "maximum": 2**53 - 1}, MULTIPLIED),
+            ({"anyOf": two}, MULTIPLIED),
+            ({"allOf": merged}, MULTIPLIED),
+            ({"$ref": "#/const/0", "const": [{"multipleOf": 499_990}]}, MULTIPLIED),
             ({"$ref": "#/$defs/p%30", "$defs": chain}, "must match more than 8 pattern"),
             ({"properties": {"a": nest}}, "must match more than 8 pattern"),
             ({"allOf": [{"$ref": f"#/$defs/{name}"} for name in chain], "$defs": chain}, "more than 8 pattern"),
@@ -227,9 +223,22 @@ class RefusalTests(unittest.TestCase):
                 error = self.refuse({"type": "json", "value": schema})
                 self.assertIn(reason, error.message)
                 self.assertEqual(error.field, "parameters.grammar.value")
-        for number in (1, 7, 60, 1000, 86_400, 7_000_000, 0.01, 0.25):
-            given = {**GREEDY, "grammar": {"type": "json", "value": {"type": "number", "multipleOf": number}}}
-            self.assertTrue(decoders.engine("Llama").predict(["a"], given))
+
+    def test_what_is_compiled_soon_is_not_refused(self) -> None:
+        numbers = {f"p{number}": {"type": "integer", "multipleOf": number} for number in (128, 256, 512, 1000)}
+        optional = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+        parts = [{"properties": {f"{part}{count}": optional for count in range(3)}} for part in "ab"]
+        cents = [{"properties": {part: {"type": "number", "multipleOf": 0.01}}} for part in "ab"]
+        for schema in (
+            {"type": "object", "properties": numbers},
+            {"type": "object", "allOf": parts},
+            {"type": "object", "allOf": cents},
+            {"type": "string", "title": "<|endoftext|>", "description": "such as <|endoftext|>"},
+            *({"type": "number", "multipleOf": number} for number in (1, 7, 60, 86_400, 7_000_000, 0.01, 0.25)),
+        ):
+            with self.subTest(schema):
+                given = {**GREEDY, "grammar": {"type": "json", "value": schema}}
+                self.assertTrue(decoders.engine("Llama").predict(["a"], given))
 
     def test_a_property_may_have_the_name_of_a_keyword(self) -> None:
         properties = {f"{name}{count}": {"pattern": "a"} for name in ("a", "b") for count in range(5)}
@@ -242,7 +251,7 @@ class RefusalTests(unittest.TestCase):
         nested: dict[str, Any] = {}
         for _ in range(500):
             nested = {"items": nested}
-        self.assertIn("recursion limit", self.refuse({"type": "json", "value": nested}).message)
+        self.assertIn("is nested too deeply", self.refuse({"type": "json", "value": nested}).message)
 
     def test_parameters_that_leave_no_token_are_refused(self) -> None:
         error = self.refuse({"type": "choice", "value": ["ab"]}, min_new_tokens=5)
