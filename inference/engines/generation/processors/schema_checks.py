@@ -103,7 +103,7 @@ def _refuse_remainders(parts: Sequence[Mapping[str, Any]], references: _Referenc
     products = dict[int, int]()
     for part in parts:
         # An allOf may have two schemas for one property: what is within it is multiplied, whatever it is of.
-        within = math.prod(own.get(id(each), 1) for each in iterate_schemas({"allOf": _list_parts(part, "allOf")}))
+        within = math.prod(own[id(each)] for each in _iterate_all_of(part))
         if max(within, _multiply_remainders(part, references, own, products)) > MOST_REMAINDERS:
             message = (
                 f"{where}: has a number whose multipleOf, or several of them multiplied, are above {MOST_REMAINDERS}"
@@ -138,7 +138,7 @@ def _multiply_remainders(
 def _refuse_products(parts: Sequence[Mapping[str, Any]], where: str) -> None:
     """Raise `InvalidInput` for an allOf whose parts llguidance would multiply, which takes seconds or gigabytes."""
     for part in parts:
-        within = list(iterate_schemas({"allOf": _list_parts(part, "allOf")}))
+        within = list(_iterate_all_of(part))
         if sum("pattern" in each for each in within) > MOST_PATTERNS:
             raise InvalidInput(f"{where}: has an allOf with more than {MOST_PATTERNS} pattern.", field=where)
         options = (len(_list_parts(each, keyword)) for each in within for keyword in ("anyOf", "oneOf"))
@@ -161,6 +161,12 @@ def _count_patterns(part: object, references: _References, counts: dict[int, int
             + max((_count_patterns(each, references, counts) for each in some), default=0)
         )
     return counts[id(part)]
+
+
+def _iterate_all_of(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the schemas of an allOf, and all schemas within them."""
+    for each in _list_parts(part, "allOf"):
+        yield from iterate_schemas(each) if isinstance(each, dict) else ()
 
 
 def _list_parts(part: Mapping[str, Any], keyword: str) -> list[Any]:
