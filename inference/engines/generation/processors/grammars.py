@@ -26,7 +26,8 @@ from inference.values.json_schema_parts import drop_annotations
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# It returns a compiled grammar to be copied, other than the one that it is given, whose states are used up.
+# It returns a compiled grammar, of which a row takes a copy. The grammar that it is given, if any, has used up its
+# states, and is not the one that it returns.
 FindMatcher = Callable[[llguidance.LLMatcher | None], llguidance.LLMatcher]
 FIELD = "parameters.grammar"
 CALLS = f"{FIELD}.calls"
@@ -197,6 +198,7 @@ def _refuse_long(text: str) -> None:
 def _read_schema(value: object, where: str = f"{FIELD}.value") -> dict[str, Any]:
     """Return a JSON schema, which may be given as a text. Raises `InvalidInput`."""
     try:
+        _refuse_long(value if isinstance(value, str) else _write_json(value))  # the checks take long for long ones
         schema = json.loads(value) if isinstance(value, str) else value
         if schema is True:
             return {}  # llguidance takes objects only, and both mean any value

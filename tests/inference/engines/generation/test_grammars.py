@@ -170,6 +170,7 @@ class RefusalTests(unittest.TestCase):
             ({"type": "choice", "value": []}, "must be a list of texts"),
             ({"type": "choice", "value": ["a", 1]}, "must be a list of texts"),
             ({"type": "choice", "value": ["a" * MOST_BYTES]}, "must have at most"),
+            ({"type": "json", "value": {"description": "a" * MOST_BYTES}}, "must have at most"),
             ({"type": "lark", "value": "start: A"}, "must be one of json, json_schema, regex, choice"),
             ({"value": {}}, "must be one of"),
         ):
