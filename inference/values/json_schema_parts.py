@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 BY_NAME = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
-ANNOTATIONS = ("$comment", "description", "title")  # keywords that allow and forbid nothing
+APPLICATORS = (  # keywords with schemas: by name, one, or a list
+    *BY_NAME, "additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "else", "if", "items", "not",
+    "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+# Keywords that allow and forbid nothing.
+ANNOTATIONS = ("$comment", "default", "description", "example", "examples", "title")
 DATA = ("const", "default", "enum", "example", "examples")  # keywords whose values are no schemas
 
 
@@ -39,6 +44,9 @@ def iterate_schemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def drop_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema without the texts that only describe it and its parts."""
-    parts = map_schema_parts(schema, lambda _, part: drop_annotations(part))
+    """Return a schema without what only describes it and its parts.
+
+    What stands at a keyword that is not known is left as it is, as it may be of definitions with such names.
+    """
+    parts = map_schema_parts(schema, lambda keyword, part: drop_annotations(part) if keyword in APPLICATORS else part)
     return {keyword: value for keyword, value in parts.items() if keyword not in ANNOTATIONS}

@@ -1,9 +1,8 @@
 """Grammars that an answer must follow: a JSON schema, a regular expression or a choice, by llguidance.
 
-A grammar is compiled in the thread of the engine, once for the rows that follow it. llguidance bounds the size of what
-it compiles, but not its time for each schema: `schema_checks` refuses what is known to take long, and the model's time
-limit ends the rest. The rows' copies of a compiled grammar share its states, whose number is limited: where they are
-used up it is compiled anew.
+A grammar is compiled in the thread of the engine, once for the rows that follow it. One that may take long is compiled
+in a process with limits first. The rows' copies of a compiled grammar share its states, whose number is limited: where
+they are used up it is compiled anew.
 """
 
 import hashlib
@@ -18,7 +17,8 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor
 
-from inference.engines.generation.processors.schema_checks import check_schema
+from inference.engines.generation.processors import compile_trial
+from inference.engines.generation.processors.schema_numbers import refuse_inexact_numbers
 from inference.engines.inputs.stops import read_special_tokens
 from inference.errors import InvalidInput
 from inference.values.json_schema_parts import drop_annotations
@@ -34,7 +34,6 @@ CALLS = f"{FIELD}.calls"
 KINDS = ("json", "json_schema", "regex", "choice")
 MOST_BYTES = 65_536  # of a grammar
 MOST_MATCHERS = 8  # grammars that are kept
-MOST_STATES = 100_000  # of a compiled grammar, each of about 1 kB
 MOST_RENEWALS = 2  # of the grammar of a row
 USED_UP = "lexer error"  # llguidance's words where the states, or the expressions in them, are too many
 MOST_SHOWN = 300  # characters of what llguidance says about a grammar
@@ -141,8 +140,14 @@ class Grammars:
         return self._make_matcher(source, FIELD)
 
     def _make_matcher(self, source: str, field: str) -> llguidance.LLMatcher:
-        limits = llguidance.LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
-        matcher = llguidance.LLMatcher(self._table, source, log_level=0, limits=limits)
+        if not compile_trial.is_compiled_soon(source):
+            message = (
+                f"{field}: takes llguidance more than {compile_trial.MOST_CPU_S} s or"
+                f" {compile_trial.MOST_BYTES // 2**30} GiB to compile; send one with smaller or fewer"
+                f" {', '.join(compile_trial.KEYWORDS)}."
+            )
+            raise InvalidInput(message, field=field)
+        matcher = llguidance.LLMatcher(self._table, source, log_level=0, limits=compile_trial.make_limits())
         _check(matcher, field)
         return matcher
 
@@ -204,8 +209,8 @@ def _read_schema(value: object, where: str = f"{FIELD}.value") -> dict[str, Any]
             return {}  # llguidance takes objects only, and both mean any value
         if not isinstance(schema, dict):
             raise InvalidInput(f"{where}: must be a JSON schema.", field=where)
-        check_schema(schema, where)
-        return drop_annotations(schema)  # they may have the names of special tokens
+        refuse_inexact_numbers(schema, where)
+        return drop_annotations(schema)  # which may have the names of special tokens
     except ValueError as error:
         raise InvalidInput(f"{where}: is no JSON: {error}.", field=where) from None
     except RecursionError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -14,7 +15,7 @@ import jsonschema_rs
 import llguidance
 import torch
 
-from inference.engines.generation.processors import grammars as module
+from inference.engines.generation.processors import compile_trial
 from inference.engines.generation.processors.grammars import BLANKS, MOST_BYTES, MOST_MATCHERS, Grammars
 from inference.engines.inputs.stops import read_special_tokens
 from inference.errors import InvalidInput
@@ -32,7 +33,6 @@ COLOUR = {
 PROMPTS = ("a", "hello you", "bb")
 TAGGED = '<tool_call>{"name": …, "arguments": {…}}</tool_call>'  # as templates of Qwen's kin describe calls
 ALONE = '{\\"name\\": function name, \\"parameters\\": dictionary}'  # as those of Llama 3 do
-MULTIPLIED = "has a number whose multipleOf, or several of them multiplied, are above"
 
 
 class AnswerTests(unittest.TestCase):
@@ -161,10 +161,6 @@ class RefusalTests(unittest.TestCase):
             ({"type": "json", "value": False}, "must be a JSON schema"),
             ({"type": "json", "value": {"const": "<|endoftext|>"}}, "is a special token of this model"),
             ({"type": "choice", "value": ["a", "x<|endoftext|>y"]}, "is a special token of this model"),
-            (
-                {"type": "json", "value": {"allOf": [{"anyOf": [{"minLength": 1}, {"minLength": 2}]}] * 9}},
-                "an allOf whose anyOf have more than 256 options multiplied",
-            ),
             ({"type": "json_schema", "value": COLOUR}, "must be a JSON schema"),
             ({"type": "regex", "value": None}, "must be a regular expression"),
             ({"type": "choice", "value": []}, "must be a list of texts"),
@@ -201,45 +197,59 @@ class RefusalTests(unittest.TestCase):
             [[answer]] = engine.predict(["a"], given)
             self.assertEqual(json.loads(answer["generated_text"]), value)
 
-    def test_what_would_be_compiled_for_seconds_is_refused(self) -> None:
-        two = [{"type": "integer", "multipleOf": number} for number in (9973, 9972)]
-        chain: dict[str, Any] = {f"p{count}": {"pattern": "a", "$ref": f"#/$defs/p{count + 1}"} for count in range(9)}
-        nest: dict[str, Any] = {"$anchor": "nest"}
-        for _ in range(9):
-            nest = {"type": "string", "pattern": "a", "anyOf": [nest, {"pattern": "b"}]}
-        merged = [{"properties": {"a": number}} for number in two]
-        for schema, reason in (
-            ({"type": "integer", "multipleOf": 9_999_999}, MULTIPLIED),
-            ({"type": "number", "multipleOf": 1234.567}, MULTIPLIED),
-            ({"type": "integer", "multipleOf": 97_000_000, "minimum": 0, "maximum": 2**53 - 1}, MULTIPLIED),
-            ({"anyOf": two}, MULTIPLIED),
-            ({"allOf": merged}, MULTIPLIED),
-            ({"$ref": "#/const/0", "const": [{"multipleOf": 499_990}]}, MULTIPLIED),
-            ({"$ref": "#/$defs/p%30", "$defs": chain}, "must match more than 8 pattern"),
-            ({"properties": {"a": nest}}, "must match more than 8 pattern"),
-            ({"allOf": [{"$ref": f"#/$defs/{name}"} for name in chain], "$defs": chain}, "more than 8 pattern"),
-            ({"$ref": "#a", "$defs": {"a": {"$anchor": "a", "pattern": "a", "$ref": "#/$defs/p1"}, **chain}}, "than 8"),
-        ):
-            with self.subTest(schema):
-                error = self.refuse({"type": "json", "value": schema})
-                self.assertIn(reason, error.message)
-                self.assertEqual(error.field, "parameters.grammar.value")
+    def test_what_would_be_compiled_for_minutes_is_refused(self) -> None:
+        one, other = ({"type": "integer", "multipleOf": number} for number in (9973, 9972))
+        definitions = {"one": {"properties": {"a": one}}, "other": {"properties": {"a": other}}}
+        merged = [{"$ref": f"#/$defs/{name}"} for name in definitions]
+        soon = functools.partial(compile_trial.is_compiled_soon, cpu_s=1)
+        with patch.object(compile_trial, "is_compiled_soon", soon):
+            for schema in (
+                {"type": "integer", "multipleOf": 97_000_000, "minimum": 0, "maximum": 2**53 - 1},
+                {"properties": {"a": one}, "patternProperties": {"^a": other}},
+                {"$defs": definitions, "allOf": merged},
+            ):
+                with self.subTest(schema):
+                    error = self.refuse({"type": "json", "value": schema})
+                    self.assertIn("takes llguidance more than 2 s or 1 GiB to compile", error.message)
+
+    def test_the_trial_of_a_grammar_ends_at_its_limits(self) -> None:
+        number = {"type": "integer", "multipleOf": 97_000_000, "minimum": 0, "maximum": 2**53 - 1}
+        source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(number))
+        self.assertFalse(compile_trial.is_compiled_soon(source, 600, 2**27))
+        with self.assertRaises(RuntimeError) as caught:
+            compile_trial.is_compiled_soon(source, 2**70)
+        self.assertIn("OverflowError", str(caught.exception))
 
     def test_what_is_compiled_soon_is_not_refused(self) -> None:
-        numbers = {f"p{number}": {"type": "integer", "multipleOf": number} for number in (128, 256, 512, 1000)}
         optional = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-        parts = [{"properties": {f"{part}{count}": optional for count in range(3)}} for part in "ab"]
-        cents = [{"properties": {part: {"type": "number", "multipleOf": 0.01}}} for part in "ab"]
+        parts = [
+            {"properties": {f"{part}{count}": optional for count in range(5)}, "required": [f"{part}0"]}
+            for part in "ab"
+        ]
+        numbers = {f"p{count}": {"type": "number", "multipleOf": 0.25, "minimum": 0} for count in range(4)}
+        limits = {"ms": {"type": "integer", "multipleOf": 1_000_000}, "age": {"type": "integer", "minimum": 0}}
+        fives = {f"p{count}": {"type": "integer", "multipleOf": 5} for count in range(8)}
+        patterns = {f"p{count}": {"type": "string", "pattern": f"^a{count}$"} for count in range(9)}
         for schema in (
-            {"type": "object", "properties": numbers},
             {"type": "object", "allOf": parts},
-            {"type": "object", "allOf": cents},
-            {"type": "string", "title": "<|endoftext|>", "description": "such as <|endoftext|>"},
-            *({"type": "number", "multipleOf": number} for number in (1, 7, 60, 86_400, 7_000_000, 0.01, 0.25)),
+            *({"type": "object", "properties": each} for each in (numbers, limits)),
+            *({"type": "object", "allOf": [{"properties": each}]} for each in (fives, patterns)),
+            *({"type": "number", "multipleOf": number} for number in (1, 86_400, 0.01, 0.25)),
         ):
             with self.subTest(schema):
                 given = {**GREEDY, "grammar": {"type": "json", "value": schema}}
                 self.assertTrue(decoders.engine("Llama").predict(["a"], given))
+
+    def test_what_only_describes_may_have_special_tokens(self) -> None:
+        engine, text = decoders.engine("Llama"), "such as <|endoftext|>"
+        described = {"title": text, "description": text, "default": text, "examples": [text]}
+        kept = {"components": {"schemas": {"title": {"type": "integer"}}}, "$ref": "#/components/schemas/title"}
+        for schema in (
+            {"type": "object", "properties": {"a": {"type": "integer", **described}}},
+            {**described, **kept},
+        ):
+            with self.subTest(schema):
+                self.assertTrue(engine.predict(["a"], {**GREEDY, "grammar": {"type": "json", "value": schema}}))
 
     def test_a_property_may_have_the_name_of_a_keyword(self) -> None:
         properties = {f"{name}{count}": {"pattern": "a"} for name in ("a", "b") for count in range(5)}
@@ -323,7 +333,7 @@ class ProcessorTests(unittest.TestCase):
     def test_rows_that_have_used_up_the_states_that_they_share_have_new_ones(self) -> None:
         scores = torch.zeros(2, len(self.tokenizer))
         letters = self.tokenizer.encode("abcdef", add_special_tokens=False)
-        with patch.object(module, "MOST_STATES", 300):
+        with patch.object(compile_trial, "MOST_STATES", 300):
             grammars, rng = Grammars(self.tokenizer, vocabulary=len(self.tokenizer), ends=self.ends), random.Random(1)
             grammar = {"type": "regex", "value": "[a-f]*a[a-f]{30}b[a-f]*"}
             processor, rows = grammars.make_processor(grammar, prompt=0), [list[int](), list[int]()]
