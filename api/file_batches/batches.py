@@ -29,7 +29,7 @@ def create_batch(principal: Principal, wanted: BatchRequest, *, key: str | None)
     """
     owner, now = principal.user, clock.get_database_time()
     request = request_id.get_request_id()
-    bulk = Bulk(model="", total=0, owner=owner, request_id=request, is_open=True)  # the file was not read yet
+    bulk = Bulk(model="", total=0, owner=owner, request_id=request, is_open=True)  # no bulk of a client's
     bulk.idempotency_key = idempotency.scope_key(owner, key)
     bulk.idempotency_digest = idempotency.digest_body("batch", wanted.body) if key else ""
     batch = FileBatch(

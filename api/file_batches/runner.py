@@ -158,7 +158,7 @@ class BatchRunner:
             FileBatch.objects.filter(pk=batch.pk, status=BatchStatus.VALIDATING).update(
                 **begun, total=found.total, model=found.model
             )
-            Bulk.objects.filter(pk=batch.pk).update(total=found.total, model=found.model)
+            Bulk.objects.filter(pk=batch.pk).update(total=found.total)
         logger.info("batch=%s has %d lines", batch.public_id, found.total)
         return True
 
