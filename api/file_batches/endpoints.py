@@ -13,7 +13,7 @@ from api.answers.embeddings import write_openai_embeddings
 from api.answers.rankings import write_ranking
 from api.answers.responses.response import make_response
 from api.requests.dialects.base import DialectRequest, find_model
-from api.requests.dialects.embeddings import read_embedding_request
+from api.requests.dialects.embeddings import find_embedding_model, read_embedding_request
 from api.requests.dialects.generation.completions import read_chat, read_text_completion
 from api.requests.dialects.generation.responses import read_response_request
 from api.requests.dialects.moderations import find_moderating_model, read_moderation
@@ -73,6 +73,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         write=lambda job, body, _: write_openai_embeddings(job, is_base64=body.get("encoding_format") == "base64"),
         count_tokens=_count_read_tokens,
         inputs="input",
+        find_model=find_embedding_model,
         count_inputs=_count_listed("input"),
     ),
     "/v1/responses": Endpoint(

@@ -40,6 +40,14 @@ class EmbeddingRequest(DialectRequest):
     is_base64: bool
 
 
+def find_embedding_model(fields: Mapping[str, Any], addressed: ModelSpec | None = None) -> ModelSpec:
+    """Return the model that the address or the body names, or the default one.
+
+    Raises `InvalidInput`, `UnknownModel`.
+    """
+    return find_model_or_default(fields, "embed", addressed)
+
+
 def read_embedding_request(document: object, spec: ModelSpec | None = None) -> EmbeddingRequest:
     """Read a body.
 
@@ -48,7 +56,7 @@ def read_embedding_request(document: object, spec: ModelSpec | None = None) -> E
     """
     given = read_non_null_fields(document)
     fields = rename_fields(given, RENAMED)
-    spec = find_model_or_default(fields, "embed", spec)
+    spec = find_embedding_model(fields, spec)
     require_embedding_model(spec)
     refuse_unknown_fields(fields, FIELDS, {**OPENAI, **RETRIEVAL})
     encoding = fields.get("encoding_format", FORMATS[0])
