@@ -19,7 +19,7 @@ from api import codec
 from api.errors import openai, problems
 from api.errors.problems import ApiError
 from api.file_batches.endpoints import ENDPOINTS, Endpoint
-from api.file_batches.files import begin_file, open_content, write_content
+from api.file_batches.files import begin_file, open_content, select_current_files, write_content
 from api.file_batches.lines import Line, read_lines
 from api.models import BatchStatus, FileBatch, FilePurpose, StoredFile
 from api.requests.file_form import open_temporary_file
@@ -79,8 +79,8 @@ def open_output_source_file(batch: FileBatch) -> File[bytes]:
     Raises `ApiError` if there is no such file, and `StoreUnavailable` if it cannot be read.
     """
     source = batch.output_file if batch.is_finished else batch.input_file
-    if source is None:
-        missing = f"{batch.public_id} has no output file: no line has an answer, or it was deleted."
+    if source is None or not select_current_files().filter(pk=source.pk).exists():
+        missing = f"{batch.public_id} has no output file: no line has an answer, or it was deleted, or it has expired."
         raise ApiError(missing, "file_not_found")
     return open_content(source)
 

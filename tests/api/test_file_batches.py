@@ -578,6 +578,7 @@ class BatchTests(FileBatchCase):
         StoredFile.objects.update(expires_at=ago(1))
         self.assertEqual(files.purge_old_files(), 0)
         self.assertEqual(self.client.get(f"/v1/files/{file_id}").status_code, 200)
+        self.assertEqual(self.output(batch_id), b"")
         StoredFile.objects.update(expires_at=None)
         self.run_to_end(batch_id)
         self.assertEqual(self.client.delete(f"/v1/files/{file_id}").status_code, 200)
