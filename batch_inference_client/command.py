@@ -259,6 +259,11 @@ def count_lines(source: IO[bytes]) -> int | None:
 
 
 def run_batch(client: Client, options: argparse.Namespace) -> int:
+    if options.output and options.errors and options.output.resolve() == options.errors.resolve():
+        raise ClientError(
+            "--output and --errors name one file, and the errors would replace the answers: name two.",
+            code="bad_request",
+        )
     for path in filter(None, (options.output, options.errors)):
         path.open("ab").close()  # now, and not when the batch has ended: perhaps it cannot be written
     is_begun = BATCH_ID.fullmatch(options.source)

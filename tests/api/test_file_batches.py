@@ -294,7 +294,6 @@ class BatchTests(FileBatchCase):
             ({**good, "method": "GET"}, "invalid_method", "method"),
             ({**good, "url": "/v1/completions"}, "url_mismatch", "url"),
             ({**good, "body": "x"}, "invalid_request", "body"),
-            ({**good, "body": {"input": "x"}}, "missing_required_parameter", "body.model"),
             (line("b", model="nope"), "model_not_found", "body.model"),
             (line("b", stream=True), "stream_not_supported", "body.stream"),
             (line("first"), "duplicate_custom_id", "custom_id"),
@@ -304,6 +303,9 @@ class BatchTests(FileBatchCase):
                 self.assertEqual((shown["status"], shown["output_file_id"]), ("failed", None))
                 (error,) = shown["errors"]["data"]
                 self.assertEqual((error["code"], error["param"], error["line"]), (code, param, 2), error)
+        unnamed = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": HELLO}}
+        (error,) = self.turn(self.begin(unnamed, endpoint=unnamed["url"]))["errors"]["data"]
+        self.assertEqual((error["code"], error["param"]), ("missing_required_parameter", "body.model"))
         self.assertFalse(Job.objects.exists())
         self.assertFalse(Bulk.objects.filter(is_open=True).exists())
 
@@ -414,6 +416,11 @@ class BatchTests(FileBatchCase):
             self.assertEqual((answer.status_code, answer.json()["code"]), (404, "bulk_not_found"))
             self.assertIn(f"/v1/batches/{batch_id}", answer.json()["detail"])
         self.assertEqual(self.shown(batch_id)["status"], "validating")
+        while not Job.objects.exists():
+            self.turn(batch_id)
+        for answer in (self.client.get(address), self.client.post(f"{address}/cancel")):
+            self.assertEqual((answer.status_code, answer.json()["code"]), (404, "bulk_not_found"))
+        self.assertEqual(Job.objects.get().status, Status.QUEUED)
 
     def test_one_that_was_not_checked_yet_is_cancelled_at_once(self) -> None:
         batch_id = self.begin(b"{")
@@ -485,6 +492,13 @@ class BatchTests(FileBatchCase):
         shown = self.turn(self.begin(moderation({"input": "a"}), endpoint="/v1/moderations"))
         (error,) = shown["errors"]["data"]
         self.assertEqual((error["code"], error["line"], error["param"]), ("model_not_found", 1, "body.model"))
+
+    def test_a_line_may_leave_out_the_model_where_its_address_has_a_default(self) -> None:
+        requested = [
+            {"custom_id": name, "method": "POST", "url": ENDPOINT, "body": {"input": "a", **named}}
+            for name, named in (("a", {}), ("b", {"model": "default/not-specified"}))
+        ]
+        self.assertEqual(self.run_to_end(self.begin(*requested))["request_counts"]["completed"], 2)
 
     def test_answers_are_written_also_where_their_model_is_gone(self) -> None:
         ranking = {"query": "q", "documents": ["a", "b"], "model": "default/not-specified"}
@@ -583,6 +597,13 @@ class BatchTests(FileBatchCase):
         self.run_to_end(batch_id)
         self.assertEqual(self.client.delete(f"/v1/files/{file_id}").status_code, 200)
         self.assertIsNone(self.shown(batch_id)["input_file_id"])
+
+    def test_answers_that_have_expired_are_not_served(self) -> None:
+        batch_id = self.begin(line("a"))
+        self.run_to_end(batch_id)
+        StoredFile.objects.update(expires_at=ago(1))
+        answer = self.client.get(f"/v1/batches/{batch_id}/output")
+        self.assertEqual((answer.status_code, answer.json()["error"]["code"]), (404, "file_not_found"))
 
     def test_a_batch_whose_file_lost_its_end_fails_and_says_so(self) -> None:
         with patch.object(line_submitter, "PORTION", 1):

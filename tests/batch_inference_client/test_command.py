@@ -190,6 +190,14 @@ class BatchTests(CommandCase):
         self.assertEqual(self.output.read_text(), "of yesterday")
         self.assertEqual(json.loads(self.errors.read_text())["custom_id"], "a")
 
+    def test_answers_and_errors_go_to_two_files(self) -> None:
+        self.write(a="once")
+        self.output.write_text("of yesterday")
+        files = ("--output", str(self.output), "--errors", f"{self.folder}/./{self.output.name}")
+        done = self.call("batch", str(self.source), "--endpoint", COMPLETIONS, *files)
+        self.assertEqual((done.returncode, self.output.read_text()), (1, "of yesterday"))
+        self.assertIn("name one file", done.stderr)
+
     def test_the_answers_so_far_of_a_file_come_with_the_id_of_its_batch(self) -> None:
         self.hold()
         self.write(a="held")
