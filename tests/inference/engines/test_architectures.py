@@ -1,5 +1,5 @@
 """Text architectures of transformers answer in a batch as they do alone: all that can be built small, with the
-ALL_ARCHITECTURES=1 of `make newest`, and else a third of them."""
+ALL_ARCHITECTURES=1 of `make newest`, and else an eighth of them."""
 
 import copy
 import functools
@@ -30,7 +30,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "text-generation": {"max_new_tokens": 3, "do_sample": False},
 }
 PADDING_CHANGES = {"text-generation": {"bart", "rwkv"}}
-PART = 1 if os.environ.get("ALL_ARCHITECTURES") == "1" else 3  # one of so many kinds, beside those that are named
+PART = 1 if os.environ.get("ALL_ARCHITECTURES") == "1" else 8  # one of so many kinds, beside those that are named
 LENGTHS = (5, 12, 40, 58, 200)  # words; the last is cut
 PROMPTS = (1, 3, 30)
 
@@ -81,7 +81,8 @@ class BatchTests(TestCase):
         return None
 
     def assert_sensitive(self, found: dict[str, BatchingMode]) -> None:
-        self.assertGreater(sum(way is BatchingMode.PADDED for way in found.values()), 0.7 * len(found))
+        others = [way for kind, way in found.items() if kind not in SEE_PADDING]
+        self.assertGreater(sum(way is BatchingMode.PADDED for way in others), 0.9 * len(others))
         for kind in SEE_PADDING:
             self.assertIs(found[kind], BatchingMode.EQUAL, kind)
 
