@@ -39,7 +39,6 @@ INVISIBLE = (
 FORMULAS = ("{{ 7 * 7 }}", "{% debug %}", '=HYPERLINK("//evil.example")', "%(password)s {0.__class__}")
 
 UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2066-\u2069\ufeff]")
-ACTIVE = re.compile(r"(?s)<[^>]*\b(on(error|load|focus|mouseover)|srcdoc)=")
 
 
 def make_job(**values: object) -> Job:
@@ -372,25 +371,6 @@ class TestJobPages(AdminCase):
         self.assertEqual(self.client.post(reverse("admin:inference_job_delete", args=[job.pk])).status_code, 403)
         job.refresh_from_db()
         self.assertEqual(job.model, "embeddings")
-
-    def test_what_clients_wrote_cannot_act_on_the_reader(self) -> None:
-        for text in (*MARKUP, *INVISIBLE, *FORMULAS):
-            job = make_job(
-                inputs=[text, {text: text}],
-                parameters={text: text},
-                output=[{"label": text}],
-                status=Status.FAILED,
-                error_code="engine_error",
-                error_detail=text,
-                request_id=text,
-                idempotency_key=text,
-            )
-            for page in (JOBS, page_of(job), reverse("admin:index")):
-                shown = self.text(page)
-                self.assertFalse(text in MARKUP and text in shown, (page, text))
-                self.assertIsNone(UNSEEN.search(shown), (page, text))
-                self.assertIsNone(ACTIVE.search(shown), (page, text))
-            job.delete()
 
     def test_an_embedding_is_shown_by_its_head(self) -> None:
         text = self.text(page_of(make_job(status=Status.SUCCEEDED, output=[0.25] * 384)))
