@@ -8,12 +8,17 @@ from typing import Any
 from api.requests.dialects.base import (
     RETRIEVAL,
     DialectRequest,
-    find_model_or_default,
     read_cohere_priority,
     read_non_null_fields,
     refuse_unknown_fields,
 )
-from api.requests.dialects.embeddings import OWN, require_embedding_model, require_texts, translate_input_type
+from api.requests.dialects.embeddings import (
+    OWN,
+    find_embedding_model,
+    require_embedding_model,
+    require_texts,
+    translate_input_type,
+)
 from inference.catalog.neutral_values import Neutral
 from inference.errors import make_field_error
 from inference.submission.submissions import Submission
@@ -33,7 +38,7 @@ class EmbedRequest(DialectRequest):
 def read_embed(document: object) -> EmbedRequest:
     """Read a body. Raises `InvalidInput`, `UnknownModel`."""
     fields = read_non_null_fields(document)
-    spec = find_model_or_default(fields, "embed", None)
+    spec = find_embedding_model(fields)
     require_embedding_model(spec)
     refuse_unknown_fields(fields, FIELDS, NEUTRAL, ignored=("user",))
     texts = fields.get("texts")
