@@ -204,7 +204,9 @@ class RefusalTests(unittest.TestCase):
         soon = functools.partial(compile_trial.is_compiled_soon, cpu_s=1)
         with patch.object(compile_trial, "is_compiled_soon", soon):
             for schema in (
+                {"type": "integer", "multipleOf": 9_999_999},
                 {"type": "integer", "multipleOf": 97_000_000, "minimum": 0, "maximum": 2**53 - 1},
+                {"anyOf": [one, other]},
                 {"properties": {"a": one}, "patternProperties": {"^a": other}},
                 {"$defs": definitions, "allOf": merged},
             ):
@@ -230,11 +232,23 @@ class RefusalTests(unittest.TestCase):
         limits = {"ms": {"type": "integer", "multipleOf": 1_000_000}, "age": {"type": "integer", "minimum": 0}}
         fives = {f"p{count}": {"type": "integer", "multipleOf": 5} for count in range(8)}
         patterns = {f"p{count}": {"type": "string", "pattern": f"^a{count}$"} for count in range(9)}
+        steps = {f"p{number}": {"type": "integer", "multipleOf": number} for number in (128, 256, 512, 1000)}
+        cents = [{"properties": {part: {"type": "number", "multipleOf": 0.01}}} for part in "ab"]
+        nest: dict[str, Any] = {"$anchor": "nest"}
+        for _ in range(9):
+            nest = {"type": "string", "pattern": "a", "anyOf": [nest, {"pattern": "b"}]}
         for schema in (
             {"type": "object", "allOf": parts},
-            *({"type": "object", "properties": each} for each in (numbers, limits)),
+            {"type": "object", "allOf": cents},
+            {"type": "object", "properties": {"a": nest}},
+            {"type": "string", "allOf": [{"anyOf": [{"minLength": 1}, {"minLength": 2}]}] * 9},
+            {"$ref": "#/const/0", "const": [{"multipleOf": 499_990}]},
+            *({"type": "object", "properties": each} for each in (numbers, limits, steps)),
             *({"type": "object", "allOf": [{"properties": each}]} for each in (fives, patterns)),
-            *({"type": "number", "multipleOf": number} for number in (1, 86_400, 0.01, 0.25)),
+            *(
+                {"type": "number", "multipleOf": number}
+                for number in (1, 7, 60, 86_400, 7_000_000, 0.01, 0.25, 1234.567)
+            ),
         ):
             with self.subTest(schema):
                 given = {**GREEDY, "grammar": {"type": "json", "value": schema}}
