@@ -29,6 +29,7 @@ from inference.store.connections import release_connection_while_waiting
 RESTING = (WorkerState.DRAINING, WorkerState.DRAINED)
 PRESENT = (WorkerState.STARTING, WorkerState.READY, WorkerState.DEGRADED, WorkerState.STOPPING, *RESTING)
 SERVING = (WorkerState.READY, WorkerState.DEGRADED)
+SERVING_OR_STARTING = (WorkerState.STARTING, *SERVING)  # while it starts, a worker runs what it has loaded so far
 ENDED_SHOWN = datetime.timedelta(hours=1)
 REMEMBERED_S = 1.0
 LATE_BEATS = 3  # missed heartbeats after which a worker's row no longer shows what it runs
@@ -163,7 +164,7 @@ def measure_model_speeds() -> dict[str, float]:
 
 @Remembered
 def read_serving_replicas() -> list[ReplicaSnapshot]:
-    rows = select_living_workers().filter(state__in=SERVING).values_list("replicas", flat=True)
+    rows = select_living_workers().filter(state__in=SERVING_OR_STARTING).values_list("replicas", flat=True)
     return [replica for replicas in rows for replica in replicas.values()]
 
 
@@ -199,7 +200,8 @@ class MemoryPresence:
 @Remembered
 def find_memory_presence() -> dict[str, MemoryPresence]:
     found: dict[str, MemoryPresence] = {}
-    for catalog in select_living_workers().filter(state__in=SERVING).values_list("catalog", flat=True):
+    rows = select_living_workers().filter(state__in=SERVING_OR_STARTING).values_list("catalog", flat=True)
+    for catalog in rows:
         for entry in catalog.models:
             before = found.get(entry.name, MemoryPresence())
             found[entry.name] = MemoryPresence(

@@ -16,6 +16,7 @@ from inference.batching.room import Room
 from inference.catalog.specs import ModelSpec
 
 NO_JOB = bytes(16)
+LOAD_NEXT = (0,)  # the message to a child that starts, after which it loads its next model
 Assignment = tuple[ModelSpec, ...]  # the models that a child process is to have loaded, and no others
 
 READY = "ready"  # the state of a model that a replica has loaded
@@ -71,6 +72,8 @@ class ReplyKind(enum.IntEnum):
     DONE = 2  # the call has this result
     FAILED = 3  # the call raised this error
     LEAVING = 4  # it runs nothing any more, and ends
+    LOADED = 5  # it starts, and takes calls before its next load; the value is a `LoadReport` of what it has so far
+    LOADING = 6  # it was told nothing for a while after a load, and loads all that is left
 
 
 class ChildCommand(enum.IntEnum):

@@ -222,6 +222,9 @@ class Dispatcher:
         Such a batch hangs outside its engine, where the time limit of the engine does not apply, or its child never
         begins it. The first call asks for the stack, a call `KILL_GRACE_S` later kills.
         """
+        if not batch.has_begun and self.pool.is_starting(batch.pid):  # it was sent as the child began its next load
+            batch.note_previous_call_end()
+            return
         stuck_s = min(now - batch.accepted_at - batch.spec.time_limit_s, database_up_s) - STUCK_S
         if stuck_s <= 0 or (batch.stuck and stuck_s <= KILL_GRACE_S):
             return

@@ -6,6 +6,7 @@ A message is a tuple. It is sent as four bytes with its length, followed by its 
 import pickle
 import struct
 from collections.abc import Iterator
+from io import RawIOBase
 from typing import Any, BinaryIO
 
 LENGTH = struct.Struct("!I")
@@ -17,17 +18,19 @@ def pack_message(message: Message) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def read_message(stream: BinaryIO) -> Message:
+def read_message(stream: BinaryIO | RawIOBase) -> Message:
     """Wait for the next message of a stream and return it. Raises `EOFError` if the stream ends before or within it."""
     (length,) = LENGTH.unpack(_read_all(stream, LENGTH.size))
     message: Message = pickle.loads(_read_all(stream, length))  # noqa: S301 - of this worker's own processes
     return message
 
 
-def _read_all(stream: BinaryIO, size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError
+def _read_all(stream: BinaryIO | RawIOBase, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not (part := stream.read(size - len(data))):
+            raise EOFError
+        data += part
     return data
 
 

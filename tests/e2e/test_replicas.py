@@ -26,6 +26,7 @@ max_batch_size = 4
 time_limit_s = 180
 """
 QUICK = {"WORKER_HEARTBEAT_S": "0.5"}
+MANY = "".join(MODELS.partition("[good]")[0].replace("late", name) for name in ("early", "b", "c", "d", "e", "late"))
 
 
 class ReplicaCase(ShowingLog):
@@ -55,22 +56,27 @@ class ReplicaCase(ShowingLog):
         self.assertLessEqual(max(job.attempts for job in jobs), attempts)
 
 
-class ReplicaTests(ReplicaCase):
+class OwnWorkersCase(ReplicaCase):
     """Each test has workers of its own."""
+
+    models = MODELS
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.stack = cls.enterClassContext(Stack(models=MODELS, environment=QUICK, workers=0))
+        cls.stack = cls.enterClassContext(Stack(models=cls.models, environment=QUICK, workers=0))
 
     def start(self, *files: str, replicas: int, workers: int = 1, **environment: str) -> None:
-        """Start the workers; `files` are in the folder of the stack before."""
+        """Start the workers and wait until they have loaded what they can; `files` are in the stack's folder before."""
+        self.begin(*files, replicas=replicas, workers=workers, **environment)
+        self.stack.ready()
+
+    def begin(self, *files: str, replicas: int, workers: int = 1, **environment: str) -> None:
         self.addCleanup(self.end)
         for file in files:
             self.file(file).touch()
         self.stack.worker_options = ("-c", str(replicas))
         for number in range(workers):
             self.stack.start_worker(f"worker{1 + number}", **environment)
-        self.stack.ready()
 
     def end(self) -> None:
         """Leave nothing of them and their jobs."""
@@ -80,10 +86,46 @@ class ReplicaTests(ReplicaCase):
             child.pump.join()
         for rows in (self.stack.workers, self.stack.jobs):
             rows.all().delete()
-        for file in (*self.stack.folder.glob("*-late"), *self.stack.folder.glob("*-good")):
-            file.unlink()
+        for state in ("held", "slow", "broken", "deadly"):
+            for file in self.stack.folder.glob(f"{state}-*"):
+                file.unlink()
         self.stack.log.clear()
 
+    def states(self, model: str) -> list[str]:
+        """Return what the replicas say of a model, the one that has it first."""
+        models = [replica.models[model] for replica in self.row().replicas.values()]
+        return sorted((model.write() for model in models), key="ready".__ne__)
+
+
+class StartTests(OwnWorkersCase):
+    """A child that starts serves each model as it has it."""
+
+    models = MANY
+
+    def test_what_waits_is_answered_between_two_loads(self) -> None:
+        for replicas in (1, 2):
+            early = self.submit(4, "early")
+            self.begin("slow-early", "held-late", replicas=replicas)
+            self.assert_succeeded(early)
+            row = self.row()
+            self.assertEqual((row.state, row.error), (WorkerState.STARTING, ""))
+            self.assertIn("late: its worker is loading it.", self.stack.get("/readyz").json["reasons"])
+            late = self.submit(4, "late")
+            self.file("held-late").unlink()
+            self.assert_succeeded(late)
+            self.stack.ready()
+            self.assertEqual(self.states("late"), replicas * ["ready"])
+            self.end()
+
+    def test_a_model_that_ends_the_process_leaves_the_others_served(self) -> None:
+        self.begin("deadly-c", replicas=1)
+        for model in ("early", "late"):
+            self.assert_succeeded(self.submit(4, model), attempts=2)
+        self.file("deadly-c").unlink()
+        self.assert_succeeded(self.submit(4, "c"))
+
+
+class ReplicaTests(OwnWorkersCase):
     # A model that cannot be loaded
 
     def test_jobs_of_a_model_that_cannot_be_loaded_wait_through_restarts_until_it_can(self) -> None:
@@ -148,11 +190,6 @@ class ReplicaTests(ReplicaCase):
         self.file("broken-late").unlink()
         eventually(lambda: self.states("late") == ["ready", "ready"], "it is back")
 
-    def states(self, model: str) -> list[str]:
-        """Return what the replicas say of a model, the one that has it first."""
-        models = [replica.models[model] for replica in self.row().replicas.values()]
-        return sorted((model.write() for model in models), key="ready".__ne__)
-
     def test_what_loads_slowly_keeps_nothing_else_from_being_served_where_all_replicas_start_again(self) -> None:
         self.start("slow-late", replicas=2)
         self.file("slow-late").rename(self.file("held-late"))
@@ -214,7 +251,8 @@ class ReplicaTests(ReplicaCase):
 
     def test_what_no_replica_can_run_while_all_start_again_is_not_said_to_be_served(self) -> None:
         self.start(replicas=1)
-        self.file("held-late").touch()
+        for name in ("held-late", "held-good"):
+            self.file(name).touch()
         self.kill_replica()
         eventually(lambda: self.row().replicas_ready == 0, "it loads again")
         ready = self.stack.get("/readyz")
@@ -227,7 +265,8 @@ class ReplicaTests(ReplicaCase):
         self.assertIn("Its worker is loading it.", refused["detail"])
         self.assertEqual(self.stack.get(served).json["served"]["workers"], 0)
         waiting = self.submit(3, "good")
-        self.file("held-late").unlink()
+        for name in ("held-late", "held-good"):
+            self.file(name).unlink()
         self.assert_succeeded(waiting)
         eventually(lambda: self.stack.get("/readyz").status == 200, "all is served")
 

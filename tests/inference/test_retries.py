@@ -44,7 +44,6 @@ LISTED = {
     "tools/launcher/supervisor.py Child.stop": "waits for an end: grace_s, then it is killed",
     "tools/launcher/supervisor.py Supervisor.run": "looks after programs, whose restarts have growing pauses",
     "tools/launcher/startup_report.py StartupReport.wait_until": "growing pauses, until the operator stops it",
-    "inference/worker/child/process.py run_calls": "each round has another call",
     "inference/worker/processes/process_launcher.py ProcessLauncher._run_tasks": "each round has another task",
     "inference/worker/processes/process_launcher.py ProcessLauncher._start_process": "once more; then growing pauses",
     "inference/worker/processes/replica_process.py ReplicaProcess.read_messages": "each round has other bytes",

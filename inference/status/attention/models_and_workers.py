@@ -112,7 +112,8 @@ def _find_missed_workers(living: Sequence[Worker]) -> Iterable[Worker]:
 def find_worker_items(living: Iterable[Worker]) -> Iterator[AttentionItem]:
     for worker in living:
         about = ("worker", str(worker.pk))
-        if not worker.connected and worker.state in workers.SERVING:
+        has_begun = worker.state in workers.SERVING or (worker.state == WorkerState.STARTING and worker.model_names)
+        if not worker.connected and has_begun:
             yield AttentionItem(
                 code="WorkerCutOff",
                 text=f"{worker.name} is not connected to the broker.",

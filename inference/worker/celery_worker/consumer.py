@@ -138,8 +138,9 @@ class DispatchLoop:
             return
         self.update_subscriptions()
         self.dispatcher.send_next_calls()
-        due_in_s = self.dispatcher.backlog.find_next_due_in_s()
-        if due_in_s and self.service.pool.find_idle_pids():
+        pool = self.service.pool
+        due_in_s = self.dispatcher.backlog.find_next_due_in_s() if pool.find_idle_pids() else None
+        if waits_s := [wait_s for wait_s in (due_in_s, pool.find_next_load_in_s()) if wait_s]:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._consumer.timer.call_after(due_in_s, self._dispatch)
+            self._timer = self._consumer.timer.call_after(min(waits_s), self._dispatch)

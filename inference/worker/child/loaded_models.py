@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -35,24 +36,34 @@ class LoadedModels:
     def get_engine(self, spec: ModelSpec) -> Engine:
         return self.engines[spec.load_digest]
 
-    def apply_assignment(self, assignment: Assignment) -> LoadReport:
+    def apply_assignment(
+        self, assignment: Assignment, before_next_load: Callable[[LoadReport], None] | None = None
+    ) -> LoadReport:
         """Unload the models that are not in the assignment, then load those that are new in it beside those that stay.
 
-        A model that cannot be loaded leaves the others as they are. If the device is broken, none stays.
+        A model that cannot be loaded leaves the others as they are. If the device is broken, none stays. After each
+        loaded model that another one follows, `before_next_load` is called with the report so far.
         """
         importlib.invalidate_caches()
         memory.limit_memory_to_share(self.device, self.sharing)
         self._unload_models(assignment)
-        failures = {
-            spec.digest: why for place, spec in enumerate(assignment, 1) if (why := self._load_model(place, spec))
-        }
+        failures: dict[str, errors.ModelUnavailable] = {}
+        for place, spec in enumerate(assignment, 1):
+            if why := self._load_model(place, spec):
+                failures[spec.digest] = why
+            elif before_next_load and place < len(assignment):
+                before_next_load(self._make_report(assignment[:place], failures))
         if broken := loading.probe_device(self.device):
             self.specs.clear()
             self.engines.clear()
             failures = {spec.digest: broken for spec in assignment}
+        return self._make_report(assignment, failures)
+
+    def _make_report(self, tried: Assignment, failures: Mapping[str, errors.ModelUnavailable]) -> LoadReport:
+        """Return the report on these models, with the failures by digest."""
         return LoadReport(
             pid=os.getpid(),
-            models={spec.digest: _describe_load_result(failures.get(spec.digest)) for spec in assignment},
+            models={spec.digest: _describe_load_result(failures.get(spec.digest)) for spec in tried},
             notes={spec.name: note for spec in self.specs.values() if (note := self.get_engine(spec).note)},
             facts={spec.name: facts for spec in self.specs.values() if (facts := self.get_engine(spec).facts)},
             tracebacks={

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -10,15 +11,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 from django.conf import settings
 
 from inference.telemetry import logs, tracing
-from inference.worker.calls import Assignment, ReplyKind, map_shared_state
+from inference.worker.calls import Assignment, LoadReport, ReplyKind, map_shared_state
 from inference.worker.child import served_calls
-from inference.worker.child.connection import MainConnection
+from inference.worker.child.connection import ChildCall, MainConnection
 from inference.worker.child.work_ahead import WorkAheadLoop
 from inference.worker.replicas.devices import NO_GPUS, Plan
 
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 # A whole process group gets these signals, and the main process has its batches end first.
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Seconds without a message between two loads, after which the event loop of the main process is taken to stand, as it
+# does while the broker is away.
+PATIENCE_S = 10.0
 
 
 def run_replica(
@@ -50,7 +54,9 @@ def run_replica(
     connection = MainConnection(end)
     code: object = os.EX_SOFTWARE
     try:
-        connection.send(ReplyKind.UP, value=served_calls.start_replica(plan, index, assignment, shared))
+        run_first_calls = functools.partial(run_calls_before_load, connection)
+        report = served_calls.start_replica(plan, index, assignment, shared, run_first_calls)
+        connection.send(ReplyKind.UP, value=report)
         run_loop(connection, plan, index)
     except SystemExit as ended:
         code = ended.code
@@ -99,18 +105,42 @@ def run_loop(connection: MainConnection, plan: Plan, index: int) -> NoReturn:
     run_calls(connection)
 
 
+def run_calls_before_load(connection: MainConnection, loaded: LoadReport) -> None:
+    """Report what is loaded so far, and run calls until the main process has the next model loaded.
+
+    All models are loaded without a pause once the main process has said nothing after a load, but no load begins while
+    a batch is open. Raises `SystemExit` if the main process wants no more.
+    """
+    if connection.is_silent:
+        return
+    connection.send(ReplyKind.LOADED, value=loaded)
+    with run_open_batches_at_exit():
+        while call := connection.receive_call_before_load(None if served_calls.opened.batches else PATIENCE_S):
+            run_call(connection, call)
+
+
 def run_calls(connection: MainConnection) -> NoReturn:
     """Run one call after the other until the main process wants no more, then raise `SystemExit`."""
-    while True:
-        try:
-            call = connection.receive_call()
-        except SystemExit:
-            served_calls.run_open_batches_to_end()
-            raise
-        connection.send(ReplyKind.ACCEPTED, call.number)
-        try:
-            result = call.function(*call.arguments)
-        except Exception as error:
-            connection.send_result(call.number, None, error)
-        else:
-            connection.send_result(call.number, result)
+    with run_open_batches_at_exit():
+        while True:
+            run_call(connection, connection.receive_call())
+
+
+@contextlib.contextmanager
+def run_open_batches_at_exit() -> Iterator[None]:
+    """Run the batches that are still open to their end if the block raises `SystemExit`."""
+    try:
+        yield
+    except SystemExit:
+        served_calls.run_open_batches_to_end()
+        raise
+
+
+def run_call(connection: MainConnection, call: ChildCall) -> None:
+    connection.send(ReplyKind.ACCEPTED, call.number)
+    try:
+        result = call.function(*call.arguments)
+    except Exception as error:
+        connection.send_result(call.number, None, error)
+    else:
+        connection.send_result(call.number, result)

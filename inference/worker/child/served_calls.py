@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from inference import errors
 from inference.engines.runtime.exception_diagnosis import describe_exception
@@ -52,8 +52,17 @@ def raise_picklable_errors() -> Iterator[None]:
         ) from None
 
 
-def start_replica(plan: Plan, index: int, assignment: Assignment, shared: SharedState) -> LoadReport:
-    """Bind the device of replica `index`, load and warm up its models. Runs once, before the child takes calls."""
+def start_replica(
+    plan: Plan,
+    index: int,
+    assignment: Assignment,
+    shared: SharedState,
+    before_next_load: Callable[[LoadReport], None] | None = None,
+) -> LoadReport:
+    """Bind the device of replica `index`, load and warm up its models. Runs once.
+
+    `before_next_load` is called between two of the loads, with the report so far.
+    """
     global replica  # noqa: PLW0603 - of this process
     # The main process asks for the stack with SIGUSR2 before it kills this process.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
@@ -68,7 +77,7 @@ def start_replica(plan: Plan, index: int, assignment: Assignment, shared: Shared
         sharing=plan.most_replicas_per_device,
         shared=shared,
     )
-    return apply_assignment(assignment)
+    return replica.apply_assignment(assignment, before_next_load)
 
 
 @raise_picklable_errors()

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from inference.worker.calls import Assignment, LoadReport, ReplyKind, describe_exit
+from inference.worker.calls import LOAD_NEXT, Assignment, LoadReport, ReplyKind, describe_exit
 from inference.worker.child import process as child_process
 from inference.worker.child import served_calls
 from inference.worker.processes.process_launcher import ProcessLauncher
-from inference.worker.processes.replica_process import ProcessCall, ReplicaProcess
+from inference.worker.processes.replica_process import FIRST_MESSAGES_S, ProcessCall, ReplicaProcess
 from inference.worker.replicas.registry import ReplicaRegistry
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ class ReplicaPool:
         """
         self.replicas = replicas
         self.processes: dict[int, ReplicaProcess] = {}  # by index of the replica; those that have not ended
-        self.awaited: int | None = None  # pid of the child that is to load something once its open batches have ended
         self.is_closed = False  # it takes no more calls
         self._has_open_batch = child_has_open_batch
         self._on_idle: Callable[[], object] = bool
@@ -60,6 +59,7 @@ class ReplicaPool:
         self._numbers = itertools.count(1)
         self._is_starting = False  # one process at a time
         self._load_call: ProcessCall | None = None  # the call that has a child load or unload something
+        self._awaited: int | None = None  # pid of the child that is to load something once its open batches have ended
         self._load_by = 0.0  # monotonic: when it has to have begun that call, and then to have ended it
         self._looked_at = time.monotonic()  # when the children were last looked after
         self._awaited_at = 0.0  # monotonic: since when the child is awaited
@@ -175,6 +175,12 @@ class ReplicaPool:
         if kind == ReplyKind.UP:
             process.note_up()
             self._note_loaded_models(value)
+        elif kind == ReplyKind.LOADED:
+            self._note_partial_load(process, value)
+        elif kind == ReplyKind.LOADING:
+            self._note_next_load(process)
+            if self.is_closed:  # no call follows
+                self.end_process(process.pid)
         elif kind == ReplyKind.LEAVING:
             process.note_leaving()
         elif kind == ReplyKind.ACCEPTED:
@@ -189,6 +195,40 @@ class ReplicaPool:
     def _note_loaded_models(self, loaded: LoadReport) -> None:
         self.replicas.note_loaded_models(loaded)
         self._on_idle()
+
+    def _note_partial_load(self, process: ReplicaProcess, loaded: LoadReport) -> None:
+        """Have a child that starts run calls of what it has loaded so far, unless other children run all of that."""
+        if process.has_loaded_for_long and self.replicas.note_partial_load(loaded):
+            process.note_load()
+            self._on_idle()
+        else:
+            self._send_message(process, *LOAD_NEXT)
+
+    def load_next_models(self, has_jobs: Callable[[int], bool]) -> None:
+        """Have the children that start load their next models, once no job waits for what they have loaded.
+
+        They load them in any case once they have taken calls for long enough. `has_jobs` returns True if jobs wait that
+        the child with this pid can run. Work was given to all idle children just now.
+        """
+        for process in self.processes.values():
+            if process.is_between_loads and process.consumed_at is None:
+                process.note_consumed_queues()
+            if not process.has_run_calls_for(FIRST_MESSAGES_S) or not self._is_idle(process):
+                continue
+            if self._has_open_batch(process.pid) or (has_jobs(process.pid) and not process.has_taken_its_calls):
+                continue
+            self._note_next_load(process)
+            self._send_message(process, *LOAD_NEXT)
+
+    def find_next_load_in_s(self) -> float | None:
+        """Return the seconds until a child that starts may load its next model, or None if time decides about none."""
+        consumed = (process.consumed_at for process in self.processes.values())
+        left = [at + FIRST_MESSAGES_S - time.monotonic() for at in consumed if at is not None]
+        return min((left_s for left_s in left if left_s > 0.0), default=None)
+
+    def _note_next_load(self, process: ReplicaProcess) -> None:
+        if process.is_between_loads:
+            self.replicas.note_next_load(process.pid, process.note_next_load())
 
     def _reap_process(self, process: ReplicaProcess) -> None:
         """Learn how a process has ended, all of whose messages have been read."""
@@ -233,7 +273,7 @@ class ReplicaPool:
         if (loading := self._loading_pid) and now > self._load_by:
             self.end_process(loading)
         for process in list(self.processes.values()):
-            if not process.is_up and now - process.started_at > self._load_limit_s:
+            if self.is_starting(process.pid) and now - process.started_at > self._load_limit_s:
                 self.end_process(process.pid)
         for index in self.replicas.find_children_to_restart():
             useless = self.processes.get(index)
@@ -320,6 +360,11 @@ class ReplicaPool:
         """Return the pids of the replicas that would start a call at once, the eldest process first."""
         return [each.pid for each in self.processes.values() if self._is_idle(each) and self._takes_calls(each)]
 
+    def is_starting(self, pid: int) -> bool:
+        """Return True if this child loads its first models, and begins no call meanwhile."""
+        process = self._find_process(pid)
+        return process is not None and not (process.is_up or process.is_between_loads)
+
     def has_pid(self, pid: int) -> bool:
         return self._find_process(pid) is not None
 
@@ -331,14 +376,23 @@ class ReplicaPool:
         return next((process for process in self.processes.values() if process.pid == pid), None)
 
     def _is_idle(self, process: ReplicaProcess) -> bool:
-        return process.is_up and not (process.calls or process.is_closed or process.is_given_up)
+        takes_calls = process.is_up or process.is_between_loads
+        return takes_calls and not (process.calls or process.is_closed or process.is_given_up)
 
     def _takes_calls(self, process: ReplicaProcess) -> bool:
         if process.is_closed or process.is_given_up:
             return False
-        return self._has_open_batch(process.pid) or (
-            self.replicas.can_child_take_call(process.pid) and not process.is_worn
-        )
+        if self._has_open_batch(process.pid):
+            return True
+        return self.replicas.can_child_take_call(process.pid) and not (process.is_worn or process.has_taken_its_calls)
+
+    def is_to_load_next(self, pid: int) -> bool:
+        """Return True if this child is to load a model once its open batches have ended.
+
+        No job joins these batches, and the child begins no batch that stays open.
+        """
+        process = self._find_process(pid)
+        return pid == self._awaited or (process is not None and process.has_taken_its_calls)
 
     # Models
 
@@ -346,10 +400,9 @@ class ReplicaPool:
         """Have one child after the other load or unload what it is to.
 
         A child does so before its next batch, and while no batch is open in it. If all children that are to load or
-        unload something have open batches, one of them is `awaited`: no job joins its batches, and it begins no batch
-        that stays open.
+        unload something have open batches, it is the turn of one of them once these have ended.
         """
-        before, self.awaited = self.awaited, None
+        before, self._awaited = self._awaited, None
         if self.is_closed or self._loading_pid:
             return
         kept = [process.pid for process in self.processes.values() if self._has_open_batch(process.pid)]
@@ -360,8 +413,8 @@ class ReplicaPool:
             pid, assignment = following
             self._send_assignment(pid, assignment, since=self._awaited_at if pid == before else time.monotonic())
         elif self.replicas.find_child_to_assign([process.pid for process in free]) is None:
-            self.awaited = self.replicas.find_child_to_assign(kept)
-            if self.awaited != before:
+            self._awaited = self.replicas.find_child_to_assign(kept)
+            if self._awaited != before:
                 self._awaited_at = time.monotonic()
 
     def _send_assignment(self, pid: int, assignment: Assignment, *, since: float) -> None:
@@ -415,7 +468,7 @@ class ReplicaPool:
         """
         self.register_with_loop(loop)
         for process in self.processes.values():
-            if not process.is_up or process.pid == self._loading_pid:
+            if self.is_starting(process.pid) or process.pid == self._loading_pid:
                 process.stop_sending_calls()
                 process.kill()
             else:

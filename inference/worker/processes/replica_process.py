@@ -19,6 +19,8 @@ from inference.worker.calls import ProcessLost, SharedState, map_shared_state
 
 CHUNK = 2**16  # bytes that are read at once
 LEAVES_S = 10.0  # seconds for a child that runs nothing any more to end
+LOADS_S = 1.0  # seconds of loads, after which a child that starts takes calls before its next load
+FIRST_MESSAGES_S = 0.1  # seconds for the first messages of the models that it has loaded to come
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +68,10 @@ class ReplicaProcess:
         self.calls_made = 0
         self.started_at = math.inf  # monotonic
         self.is_up = False  # it has loaded what it can, and takes calls
+        self.is_between_loads = False  # it starts, and takes calls before it loads its next model
+        self.load_began_at = math.inf  # monotonic: when it began to load, after its start or its last calls
+        self.loaded_at = math.inf  # monotonic: when it had loaded something, and began to take calls
+        self.consumed_at: float | None = None  # monotonic: since when its queues are consumed, between two loads
         self.is_given_up = False  # it must not be given another call
         self.is_worn = False  # it has run as many calls, or has as much memory, as it may
         self.is_closed = False  # its end of the connection is closed: it has ended, or ends now
@@ -86,12 +92,42 @@ class ReplicaProcess:
             raise
 
     def note_process_start(self, process: BaseProcess) -> None:
-        self.process, self.pid, self.started_at = process, process.pid or 0, time.monotonic()
+        self.process, self.pid = process, process.pid or 0
+        self.started_at = self.load_began_at = time.monotonic()
         self.other_end.close()
+
+    @property
+    def has_loaded_for_long(self) -> bool:
+        """True if it has loaded models for so long that calls between two loads delay its start by little."""
+        return time.monotonic() >= self.load_began_at + LOADS_S
+
+    def note_load(self) -> None:
+        """Note that it has loaded a model and takes calls before it loads the next one."""
+        self.is_between_loads, self.loaded_at, self.consumed_at = True, time.monotonic(), None
+
+    def note_consumed_queues(self) -> None:
+        """Note that the queues of what it has loaded are consumed, so that the first messages may come."""
+        self.consumed_at = time.monotonic()
+
+    def has_run_calls_for(self, least_s: float) -> bool:
+        """Return True if it is between two loads, and its queues have been consumed for `least_s` seconds."""
+        return self.consumed_at is not None and time.monotonic() >= self.consumed_at + least_s
+
+    @property
+    def has_taken_its_calls(self) -> bool:
+        """True if it has taken calls between two loads for as long as the loads before took."""
+        return self.has_run_calls_for(self.loaded_at - self.load_began_at)
+
+    def note_next_load(self) -> float:
+        """Note that it loads its next model. Return the seconds of calls before, which do not count for its start."""
+        self.is_between_loads, self.load_began_at, self.consumed_at = False, time.monotonic(), None
+        after_s = self.load_began_at - self.loaded_at
+        self.started_at += after_s
+        return after_s
 
     def note_up(self) -> None:
         """Note that it has loaded what it can."""
-        self.is_up = True
+        self.is_up, self.is_between_loads, self.consumed_at = True, False, None
 
     def note_leaving(self) -> None:
         """Note that it runs nothing any more, and ends soon."""
@@ -115,9 +151,17 @@ class ReplicaProcess:
     def note_suspension(self, suspended_s: float) -> None:
         """Exclude seconds in which it was stopped with the main process."""
         self.started_at += suspended_s
+        now = time.monotonic()
+        self.load_began_at = min(now, self.load_began_at + suspended_s)
+        self.loaded_at = min(now, self.loaded_at + suspended_s)
 
     def count_finished_call(self, *, most_calls: int | None, most_kib: int | None) -> None:
-        """Note that it has run a call. It is worn once it has run as many, or takes as much memory, as it may."""
+        """Note that it has run a call. It is worn once it has run as many, or takes as much memory, as it may.
+
+        The calls between two of its first loads do not count: it would be replaced before it has loaded all.
+        """
+        if not self.is_up:
+            return
         self.calls_made += 1
         if (most_calls and self.calls_made >= most_calls) or (
             most_kib and (memory.read_resident_bytes(self.pid) or 0) // 1024 > most_kib

@@ -57,6 +57,7 @@ class ReplicaRegistry:
         self.version = 0  # grows with every change
         self._is_settled = False  # every child that is up has what it is to have
         self._said: set[tuple[str, str]] = set()
+        self._announced: frozenset[str] = frozenset()  # models that the log says are served
         self.failures: Counter[str] = Counter()  # by digest: tries to load the entry that failed
         self.device_health = DeviceHealth(plan.devices, self._computes)
 
@@ -157,6 +158,31 @@ class ReplicaRegistry:
                     self.try_at = time.monotonic()
         self._choose_entries()
 
+    def note_partial_load(self, loaded: LoadReport) -> bool:
+        """Note what a child that starts has loaded so far, if it is to run that before its next load.
+
+        Return True if it is: no other child runs all of that. It is given calls then until `note_next_load`.
+        """
+        ready = {key for key, state in loaded.models.items() if state == READY}
+        if self.is_closed or ready <= frozenset[str]().union(*(other.ready for other in self._list_able_replicas())):
+            return False
+        for replica in self.replicas:
+            if replica.pid == loaded.pid and not replica.has_ended_between_loads:
+                replica.note_partial_load(loaded)
+                self._load_s.update(loaded.load_s)
+        self._choose_entries()
+        if self.can_child_take_call(loaded.pid):
+            return True
+        self.note_next_load(loaded.pid, 0.0)
+        return False
+
+    def note_next_load(self, pid: int, after_s: float) -> None:
+        """Note that a child that starts loads its next model, after it was given calls for `after_s` seconds."""
+        for replica in self.replicas:
+            if replica.pid == pid and replica.ready:
+                replica.note_next_load(after_s)
+                self._choose_entries()
+
     def note_end(self, index: int) -> None:
         """Note that the process of a replica is gone, or must not be given another call.
 
@@ -170,8 +196,9 @@ class ReplicaRegistry:
             had = replica.had - {killer}
             self.failures[killer] += 1
             replica.note_fatal_load(killer, self.goal.keys())
-        if replica.is_up:
-            had = replica.ready & self._runs
+        if replica.is_up or replica.ready:
+            replica.has_ended_between_loads = not replica.is_up
+            had = replica.had | (replica.ready & self._runs)
             if self.can_child_take_call(replica.pid):
                 replica.count_end()
         else:
@@ -207,8 +234,9 @@ class ReplicaRegistry:
         self.goal = {spec.digest: spec for spec in wanted if spec.name not in self.unneeded_models}
         current = frozenset(spec.digest for spec in self.specs.values() if spec.name not in self.unneeded_models)
         self._runs = current.intersection(itertools.chain.from_iterable(replica.ready for replica in self.replicas))
-        names = self._list_models(self._runs)
-        new, self.runnable = names - self.runnable, names
+        self.runnable = self._list_models(self._runs)
+        new = self.runnable - self._announced
+        self._announced = (self._announced | self.runnable) & self.served_models
         if all(self.goal.keys() <= replica.ready for replica in self.replicas):
             self.tries.reset()
         if new:
@@ -295,9 +323,7 @@ class ReplicaRegistry:
 
         A replica that is loading does not count, as a load may take an hour.
         """
-        able = (
-            replica.ready for replica in self.replicas if not replica.is_loading and not self._is_withdrawn(replica)
-        )
+        able = (replica.ready for replica in self._list_able_replicas())
         return self._list_models(self._runs.intersection(itertools.chain.from_iterable(able)))
 
     def _is_withdrawn(self, replica: ReplicaState) -> bool:
@@ -306,7 +332,7 @@ class ReplicaRegistry:
     def _computes(self, device: str, instead_of: str) -> bool:
         """Return True if a device has what is run on another, or had it and starts again."""
         has, needed = (
-            frozenset[str]().union(*(r.ready or r.had for r in self.replicas if r.device == each))
+            frozenset[str]().union(*(r.ready | r.had for r in self.replicas if r.device == each))
             for each in (device, instead_of)
         )
         return bool(has) and has >= needed & self._runs
@@ -317,7 +343,7 @@ class ReplicaRegistry:
     def can_child_work_ahead(self, pid: int) -> bool:
         """Return True if this child can be given more calls than the one that it runs."""
         return self.can_child_take_call(pid) and any(
-            r.pid == pid and self.plan.works_ahead(i) for i, r in enumerate(self.replicas)
+            r.pid == pid and r.is_up and self.plan.works_ahead(i) for i, r in enumerate(self.replicas)
         )
 
     def find_child_shared_state(self, pid: int) -> SharedState | None:
@@ -376,6 +402,10 @@ class ReplicaRegistry:
         ]
         load_it = sum(slow <= set(digests) for digests in starting)
         return quick if load_it > len(starting) - load_it else assignment
+
+    def _list_able_replicas(self) -> list[ReplicaState]:
+        """Return the replicas that run what they have loaded, now or after the call that they run."""
+        return [replica for replica in self.replicas if not replica.is_loading and not self._is_withdrawn(replica)]
 
     def find_child_to_assign(self, pids: Collection[int]) -> int | None:
         """Return the pid of the first of these children that is to unload or load something; None if there is none."""
@@ -446,7 +476,7 @@ class ReplicaRegistry:
         None of them will soon if none is starting, or has ended and starts again. A single child pauses.
         """
         others = [other for other in self.replicas if other is not replica]
-        able = [other.ready for other in others if other.pid is not None and not self._is_withdrawn(other)]
+        able = [other.ready for other in others if other.is_up and not self._is_withdrawn(other)]
         is_one_to_come = any(not other.is_up and (other.pid is not None or other.had) for other in others)
         return not is_one_to_come or replica.ready & self._runs <= frozenset[str]().union(*able)
 

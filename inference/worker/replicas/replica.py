@@ -36,9 +36,12 @@ class ReplicaState:
     steps: frozenset[str] = frozenset()  # digests of the entries that generate step by step
     killers: frozenset[str] = frozenset()  # digests of entries that a process ended with while it loaded them
     is_up: bool = False  # its process has reported what it loaded
+    has_ended_between_loads: bool = False  # so ended its process before: the next one runs no call before it is up
     is_loading: bool = False  # its process was assigned other models later, and has not reported yet
     ready: frozenset[str] = frozenset()  # digests of the entries that its process can run
-    had: frozenset[str] = frozenset()  # digests that the process before had loaded, to be loaded again
+    # Digests of entries that can be run again soon: the process before had them, or its process has them and, as it
+    # starts, loads another one.
+    had: frozenset[str] = frozenset()
     has_reported: bool = False  # some process of it has reported its models, or has died of loading
     retry_at: float = 0.0  # monotonic: when it may try again to load what it lacks
     ends: list[float] = field(default_factory=list)  # monotonic: ends of processes that could run what was asked
@@ -69,6 +72,7 @@ class ReplicaState:
         self.models = {**kept, **dict.fromkeys(self.killers & goal, self.why_ended), **loaded.models}
         self.ready = frozenset(key for key, state in self.models.items() if state == READY)
         self.is_up, self.has_reported, self.had, self.is_loading = True, True, frozenset(), False
+        self.has_ended_between_loads = False
         self.notes, self.facts, self.memory, self.total = loaded.notes, loaded.facts, loaded.memory, loaded.total
         self.steps = loaded.steps
         self.killers = self.killers - self.ready if self.ready else frozenset()
@@ -76,6 +80,20 @@ class ReplicaState:
             self.backoff.reset()
         else:
             self._set_retry_time()
+
+    def note_partial_load(self, loaded: LoadReport) -> None:
+        """Note what its process, which starts, has loaded so far and can run until `note_next_load`."""
+        self.models = {**self.models, **loaded.models}
+        self.ready = frozenset(key for key, state in loaded.models.items() if state == READY)
+        self.had = self.had.difference(loaded.models)
+        self.notes, self.facts = {**self.notes, **loaded.notes}, {**self.facts, **loaded.facts}
+        self.memory, self.total = {**self.memory, **loaded.memory}, loaded.total
+        self.steps |= loaded.steps
+
+    def note_next_load(self, after_s: float) -> None:
+        """Note that its process loads its next model and can run nothing meanwhile. It ran calls for `after_s`."""
+        self.had, self.ready = self.had | self.ready, frozenset()
+        self.assigned_at += after_s
 
     def note_missing_report(self, why: Mapping[str, str], had: frozenset[str] = frozenset()) -> None:
         """Note why entries are not loaded, by digest: no process could be started, or it ended before its report.
@@ -104,7 +122,7 @@ class ReplicaState:
 
     def note_unkillable(self, goal: Collection[str]) -> None:
         """Note that its process cannot be ended, so that no other one is started."""
-        self.had, self.models = frozenset(), dict.fromkeys(goal, NEVER_ENDS)
+        self.had, self.models, self.has_reported = frozenset(), dict.fromkeys(goal, NEVER_ENDS), True
 
     def forget_obsolete_failures(self, goal: Set[str]) -> None:
         """Forget the failures to load entries that are not in `goal` any more."""

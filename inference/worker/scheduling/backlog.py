@@ -268,6 +268,11 @@ class Backlog:
         self._owners[turn.priority].advance_to_turn(turn.order[1])
         return [self.held[item.id] for item in items]
 
+    def has_waiting_jobs(self, models: Set[str]) -> bool:
+        """Return True if jobs of these models wait, also those that are to be run again after a pause."""
+        running = self._list_running_ids()
+        return any(held.model in models and held.item.id not in running for held in self.held.values())
+
     def has_next_batch(self, without: Set[str]) -> bool:
         """Return True if there is a next batch, of models not in `without`."""
         now = clock.estimate_earliest_now_s()

@@ -35,8 +35,14 @@ class Scheduler:
         idle = self._pool.find_idle_pids()
         for place, pid in enumerate(idle):
             self._give_work(pid, idle=len(idle) - place)
+        if self.may_begin:
+            self._pool.load_next_models(self._has_jobs_for)
         self._give_work_ahead()
         self._call_back_batches()
+
+    def _has_jobs_for(self, pid: int) -> bool:
+        """Return True if jobs wait that a child process can run, if only after a pause."""
+        return self.backlog.has_waiting_jobs(self.replicas.runnable - self.replicas.find_models_child_lacks(pid))
 
     def stop_new_batches(self) -> None:
         """Begin no other batch: the worker leaves."""
@@ -133,7 +139,7 @@ class Scheduler:
         return (
             self.may_begin
             and not batch.is_closed
-            and batch.pid != self._pool.awaited
+            and not self._pool.is_to_load_next(batch.pid)
             and batch.spec is self.backlog.specs.get(batch.spec.name)
             and batch.spec.name not in self.replicas.find_models_child_lacks(batch.pid)
             and not self._is_kept_free()
@@ -146,7 +152,7 @@ class Scheduler:
         they are also the models whose batches would stay open.
         """
         names = {*self.replicas.find_models_child_lacks(pid), *(batch.spec.name for batch in opened)}
-        if pid == self._pool.awaited:
+        if self._pool.is_to_load_next(pid):
             names.update(filter(self.replicas.generates_by_steps, self.backlog.queues))
         return names
 

@@ -125,7 +125,7 @@ class UnfetchedJobFinder(threading.Thread):
         self._peers_until = time.monotonic() + PEERS_S
         able = (
             workers.select_living_workers()
-            .filter(~workers.make_late_heartbeat_condition(), state__in=workers.SERVING)
+            .filter(~workers.make_late_heartbeat_condition(), state__in=workers.SERVING_OR_STARTING)
             .order_by("pk")
         )
         peers: dict[str, list[str]] = defaultdict(list)

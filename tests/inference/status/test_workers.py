@@ -10,6 +10,7 @@ from django.test import TestCase as DatabaseTestCase
 
 from inference import budget
 from inference.catalog.specs import ModelSpec
+from inference.fields.worker_documents import ReplicaSnapshot
 from inference.models import Worker, WorkerState
 from inference.status import workers
 from inference.status.workers import MemoryPresence, Remembered
@@ -145,14 +146,21 @@ class SecondsTests(DatabaseTestCase):
         lazy = {"a": ModelSpec(name="a", engine="x:Y", load="lazy")}
         self.enterContext(patch("inference.status.workers.lookup.get_catalog", return_value=lazy))
 
-    def worker(self, state: str, **speeds: float) -> None:
+    def worker(self, state: str, worker_state: WorkerState = WorkerState.READY, **speeds: float) -> None:
         catalog = {"models": [{"name": "a", "state": state, "memory": 7, "load_s": 5.0}]}
-        Worker.objects.create(name="w", pid=1, state=WorkerState.READY, catalog=catalog, speeds=speeds)
+        Worker.objects.create(name="w", pid=1, state=worker_state, catalog=catalog, speeds=speeds)
 
     def test_an_estimate_has_the_load_of_a_lazy_model_in_it_while_no_worker_has_it_in_memory(self) -> None:
         self.worker("not loaded", a=2.0)
         self.assertEqual(workers.predict_jobs_s("a", 10), 10.0)
         self.assertEqual(workers.find_memory_presence()["a"], MemoryPresence(workers=0, bytes=7, load_s=5.0))
+
+    def test_a_worker_that_starts_has_the_models_that_it_has_loaded_so_far(self) -> None:
+        self.worker("ready", WorkerState.STARTING)
+        self.assertEqual(workers.find_memory_presence()["a"].workers, 1)
+        Worker.objects.update(replicas={"0": ReplicaSnapshot(notes={"a": "in float16"})})
+        workers.read_serving_replicas.forget()
+        self.assertEqual(workers.read_model_notes(), {"a": "in float16"})
 
     def test_the_load_is_all_that_is_known_before_the_first(self) -> None:
         self.worker("not loaded")

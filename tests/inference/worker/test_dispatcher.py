@@ -58,10 +58,21 @@ class Pool:
         return [pid for pid in range(PID, PID + self.replicas) if pid not in busy]
 
     busy_count = 0
-    awaited: int | None = None
+    to_load_next: int | None = None
+    starting: int | None = None
 
     def assign_models(self) -> None:
         """Nothing is to be loaded."""
+
+    def load_next_models(self, has_jobs: Callable[[int], bool]) -> None:
+        """No child starts, but for the one that a test asks for."""
+        self.has_jobs = has_jobs(PID)
+
+    def is_to_load_next(self, pid: int) -> bool:
+        return pid == self.to_load_next
+
+    def is_starting(self, pid: int) -> bool:
+        return pid == self.starting
 
     def can_take_another_call(self, pid: int) -> bool:
         return False
@@ -567,6 +578,28 @@ class DispatcherTests(DispatcherCase):
             self.later(CATALOG["a"].time_limit_s + STUCK_S + 1)
             self.dispatcher.end_stuck_and_expired()
             kill.assert_not_called()
+
+    def test_jobs_that_wait_keep_a_child_from_its_next_load(self) -> None:
+        self.dispatcher.send_next_calls()
+        self.assertFalse(self.pool.has_jobs)
+        self.add()
+        self.dispatcher.send_next_calls()
+        self.assertFalse(self.pool.has_jobs)  # it runs
+        self.add("b")
+        self.dispatcher.send_next_calls()
+        self.assertTrue(self.pool.has_jobs)
+
+    def test_a_call_that_was_sent_as_its_child_began_to_load_waits_for_the_load(self) -> None:
+        self.add()
+        self.dispatcher.send_next_calls()
+        (batch,) = self.dispatcher.batches.values()
+        batch.accepted_at -= CATALOG["a"].time_limit_s + STUCK_S + 1
+        self.pool.starting = PID
+        with patch("os.kill") as kill:
+            self.dispatcher.end_stuck_and_expired()
+            self.pool.starting = None  # the call has its whole time from here on
+            self.dispatcher.end_stuck_and_expired()
+        kill.assert_not_called()
 
     def test_a_child_that_is_stuck_outside_its_engine_is_killed_and_its_job_tried_again(self) -> None:
         child = subprocess.Popen(["sleep", f"{PATIENCE_S:g}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import pickle
@@ -248,6 +249,17 @@ class AssignmentTests(TestCase):
         self.assertIn("nonsense", report.models[bad.digest])
         self.assertEqual(list(self.replica.specs), [good.digest])
         self.assertEqual(self.replica.shared.loading, 0)
+
+    def test_after_each_load_that_another_follows_it_says_what_it_has(self) -> None:
+        first, bad, second, last = (self.spec(revision=name) for name in "1234")
+        bad = dataclasses.replace(bad, options={"nonsense": 1})
+        reports: list[list[str]] = []
+        report = self.replica.apply_assignment(
+            (first, bad, second, last),
+            lambda loaded: reports.append([key for key, why in loaded.models.items() if why == READY]),
+        )
+        self.assertEqual(reports, [[first.digest], [first.digest, second.digest]])
+        self.assertEqual(len(report.models), 4)
 
     def test_what_ends_the_process_as_it_is_loaded_is_known_by_its_place(self) -> None:
         good, bad = self.spec(), self.spec(revision="2")

@@ -1,6 +1,7 @@
 """The pool's book-keeping; with whole workers it is in tests/e2e and tests/faults."""
 
 import errno
+import functools
 import math
 import multiprocessing
 import os
@@ -22,12 +23,21 @@ from uuid import uuid4
 from kombu.asynchronous import Hub
 
 from inference.catalog.specs import ModelSpec
-from inference.worker.calls import READY, Assignment, ChildCommand, LoadReport, ProcessLost, RemoteError, SharedState
+from inference.worker.calls import (
+    READY,
+    Assignment,
+    ChildCommand,
+    LoadReport,
+    ProcessLost,
+    RemoteError,
+    ReplyKind,
+    SharedState,
+)
 from inference.worker.child import process as child_process
 from inference.worker.child import served_calls
 from inference.worker.child.loaded_models import LoadedModels
 from inference.worker.child.work_ahead import WorkAheadLoop
-from inference.worker.processes import process_launcher, replica_pool
+from inference.worker.processes import process_launcher, replica_pool, replica_process
 from inference.worker.processes.replica_pool import ReplicaPool
 from inference.worker.processes.replica_process import ReplicaProcess
 from inference.worker.replicas.devices import Plan
@@ -38,8 +48,30 @@ from tests.inference.worker.test_dispatcher import stop_clock
 MORE_THAN_A_PIPE = 3_000_000  # bytes that it holds
 
 
-def load_all(plan: Plan, index: int, assignment: Assignment, shared: SharedState) -> LoadReport:
+def load_all(plan: Plan, index: int, assignment: Assignment, *_: Any) -> LoadReport:
     return LoadReport(pid=os.getpid(), models={spec.digest: READY for spec in assignment})
+
+
+def load_in_turn(
+    plan: Plan, index: int, assignment: Assignment, shared: SharedState, before_next_load: Callable[..., None]
+) -> LoadReport:
+    """Load one model after the other, of which none takes any time."""
+    states = [(spec.digest, READY) for spec in assignment]
+    for load in range(1, len(states)):
+        before_next_load(LoadReport(pid=os.getpid(), models=dict(states[:load])))
+    return LoadReport(pid=os.getpid(), models=dict(states))
+
+
+def load_on(
+    plan: Plan, index: int, assignment: Assignment, shared: SharedState, before_next_load: functools.partial[None]
+) -> LoadReport:
+    """Load one model, stop until continued, then load another one for long without having been told to."""
+    (connection,) = before_next_load.args
+    connection.send(ReplyKind.LOADED, value=LoadReport(pid=os.getpid(), models={assignment[0].digest: READY}))
+    os.kill(os.getpid(), signal.SIGSTOP)
+    connection.send(ReplyKind.LOADING)
+    time.sleep(PATIENCE_S)
+    raise RuntimeError("it was waited for")
 
 
 def fail(assignment: Assignment) -> LoadReport:
@@ -61,11 +93,13 @@ class PoolCase(TestCase):
 
     count = 1
     options: dict[str, Any] = {}
+    names = "a"
+    start: Callable[..., LoadReport] = staticmethod(load_all)
 
     def setUp(self) -> None:
         plan = Plan(worker=uuid4(), devices=("cpu",), replicas=self.count, threads=1)
-        self.replicas = ReplicaRegistry(plan, {"a": ModelSpec(name="a", engine="x:Y")})
-        self.enterContext(patch.object(served_calls, "start_replica", load_all))
+        self.replicas = ReplicaRegistry(plan, {name: ModelSpec(name=name, engine="x:Y") for name in self.names})
+        self.enterContext(patch.object(served_calls, "start_replica", self.start))
         self.enterContext(
             patch.object(
                 served_calls, "replica", LoadedModels(worker=uuid4(), device="cpu", host_device="cpu"), create=True
@@ -355,6 +389,171 @@ class WornTests(PoolCase):
         self.assert_the_next_one_works(worn)
 
 
+class StartTests(PoolCase):
+    """A child has three models to load, and takes calls after each."""
+
+    names = "abc"
+    options = {"most_calls": 2}
+    start = staticmethod(load_in_turn)
+
+    def setUp(self) -> None:
+        self.enterContext(patch.object(child_process, "PATIENCE_S", PATIENCE_S))
+        self.enterContext(patch.object(replica_process, "LOADS_S", 0.0))
+        super().setUp()
+
+    def assert_it_answers(self) -> None:
+        self.send(str, "text")
+        self.until(lambda: self.answers, "it answers")
+        self.assertEqual(self.answers, ["text"])
+        self.answers.clear()
+
+    def load_next_models(self, *, has_jobs: bool = False) -> None:
+        self.pool.load_next_models(lambda _: has_jobs)
+
+    def load_next(self, names: str) -> None:
+        def has_loaded() -> bool:
+            self.load_next_models()
+            return self.replicas.runnable == set(names)
+
+        self.until(has_loaded, f"it has {names}")
+
+    def test_it_runs_calls_after_each_load_and_loads_the_next_when_told(self) -> None:
+        started = self.first.pid
+        for names in ("a", "ab"):
+            self.assertEqual((self.replicas.runnable, self.replicas.have_all_reported), (set(names), False))
+            for _ in range(3):
+                self.assert_it_answers()
+            self.load_next("ab" if names == "a" else "abc")
+        self.assertTrue(self.replicas.have_all_reported)
+        self.assert_it_answers()  # the calls before do not count for `most_calls`
+        self.assertEqual(self.pool.find_idle_pids(), [started])
+        self.assert_it_answers()
+        self.assert_the_next_one_works(started)
+
+    def test_it_loads_nothing_while_a_call_or_a_batch_is_to_be_run(self) -> None:
+        self.load_next_models()  # from now on messages may come
+        self.stop()
+        self.send(str, "text")
+        with patch("time.monotonic", return_value=time.monotonic() + PATIENCE_S):
+            self.load_next_models()
+            self.assertEqual(self.replicas.runnable, {"a"})
+        os.kill(self.first.pid, signal.SIGCONT)
+        self.until(lambda: self.answers, "it answers")
+        self.kept.add(self.first.pid)
+        with patch("time.monotonic", return_value=time.monotonic() + PATIENCE_S):
+            self.load_next_models()
+            self.assertEqual((self.pool.find_idle_pids(), self.replicas.runnable), ([self.first.pid], {"a"}))
+            self.assertTrue(self.pool.is_to_load_next(self.first.pid))
+            self.kept.clear()
+            self.assertEqual(self.pool.find_idle_pids(), [])
+        self.load_next("ab")
+
+    def test_the_first_messages_have_a_moment_from_when_their_queues_are_consumed(self) -> None:
+        self.assertIsNone(self.pool.find_next_load_in_s())
+        with patch("time.monotonic", return_value=time.monotonic() + PATIENCE_S):
+            self.load_next_models()  # the first look after the load, however late it comes
+            self.assertEqual((self.replicas.runnable, self.pool.find_idle_pids()), ({"a"}, [self.first.pid]))
+            self.assertAlmostEqual(self.pool.find_next_load_in_s() or 0.0, replica_process.FIRST_MESSAGES_S)
+
+    def test_another_connection_to_the_broker_leaves_it_as_it_is(self) -> None:
+        self.reconnect()
+        self.assert_it_answers()
+        self.load_next("ab")
+
+    def test_it_runs_what_it_has_begun_as_the_worker_leaves(self) -> None:
+        self.stop()
+        self.send(str, "text")
+        self.pool.close()
+        os.kill(self.first.pid, signal.SIGCONT)
+        with self.assertNoLogs("inference.worker.processes.replica_pool", "ERROR"):
+            self.pool.join(self.hub)
+        self.assertEqual(self.answers, ["text"])
+
+    def test_it_loads_the_next_while_jobs_wait_once_it_has_taken_calls_for_as_long_as_its_loads_took(self) -> None:
+        self.load_next_models()
+        pid, began = self.first.pid, time.monotonic()
+        with patch.object(self.first, "load_began_at", self.first.loaded_at - 10.0):
+            for later, runnable in ((5.0, {"a"}), (11.0, set())):
+                with patch("time.monotonic", return_value=began + later):
+                    self.load_next_models(has_jobs=True)
+                    self.assertEqual(
+                        (self.replicas.runnable, pid in self.pool.find_idle_pids()), (runnable, bool(runnable))
+                    )
+
+    def test_one_that_dies_in_a_call_is_replaced_though_work_is_given_out_meanwhile(self) -> None:
+        killed = self.first.pid
+
+        def give_out_work(error: BaseException) -> None:
+            with patch("time.monotonic", return_value=time.monotonic() + PATIENCE_S):
+                self.load_next_models()
+            self.answers.append(error)
+
+        self.load_next_models()
+        self.pool.send_call(killed, os._exit, (3,), done=bool, failed=give_out_work)
+        self.until(lambda: self.answers, "it is lost")
+        self.answers.clear()
+        self.assert_the_next_one_works(killed)
+
+    def test_one_that_is_given_up_is_told_nothing(self) -> None:
+        given_up = self.first.pid
+        self.load_next_models()
+        with patch.object(ReplicaProcess, "kill"), patch.object(ReplicaProcess, "send_call") as send:
+            self.pool.end_process(given_up)
+            with patch("time.monotonic", return_value=time.monotonic() + PATIENCE_S):
+                self.load_next_models()
+            send.assert_not_called()
+        self.kill()
+        self.assert_the_next_one_works(given_up)
+
+    def test_one_that_ends_there_is_replaced(self) -> None:
+        killed = self.first.pid
+        self.kill()
+        self.assert_the_next_one_works(killed)
+
+
+class UntoldTests(PoolCase):
+    """The main process says nothing, as its event loop stands while the broker is away."""
+
+    names = "abc"
+    start = staticmethod(load_in_turn)
+
+    def setUp(self) -> None:
+        self.enterContext(patch.object(child_process, "PATIENCE_S", 0.0))
+        self.enterContext(patch.object(replica_process, "LOADS_S", 0.0))
+        super().setUp()
+
+    def test_the_child_loads_all_the_same(self) -> None:
+        self.until(lambda: self.replicas.have_all_reported, "it has loaded all")
+        self.assertEqual(self.replicas.runnable, {"a", "b", "c"})
+        self.send(str, "text")
+        self.until(lambda: self.answers, "it answers")
+
+
+class QuickStartTests(PoolCase):
+    names = "abc"
+    start = staticmethod(load_in_turn)
+
+    def test_quick_loads_follow_each_other_at_once(self) -> None:
+        self.assertEqual((self.replicas.runnable, self.replicas.have_all_reported), ({"a", "b", "c"}, True))
+
+
+class LoadingOnTests(PoolCase):
+    names = "ab"
+    start = staticmethod(load_on)
+
+    def setUp(self) -> None:
+        self.enterContext(patch.object(replica_process, "LOADS_S", 0.0))
+        super().setUp()
+
+    def test_one_that_loads_on_by_itself_is_not_waited_for_as_the_worker_leaves(self) -> None:
+        stat = Path(f"/proc/{self.first.pid}/stat")
+        self.until(lambda: " T " in stat.read_text(), "it is stopped")
+        self.pool.close()
+        os.kill(self.first.pid, signal.SIGCONT)
+        with self.assertNoLogs("inference.worker.processes.replica_pool", "ERROR"):
+            self.pool.join(self.hub)
+
+
 class HeavyTests(PoolCase):
     options = {"most_kib": 1}
 
@@ -457,6 +656,8 @@ class Process(SimpleNamespace):
             unsent=b"",
             kill=Mock(),
             is_awaited=True,
+            is_between_loads=False,
+            has_taken_its_calls=False,
         )
 
 
@@ -519,18 +720,22 @@ class AssignmentTests(PlayedCase):
         self.assertIs(function, served_calls.apply_assignment)
         return int(pid)
 
+    def find_awaited(self) -> int | None:
+        """The child that is to load something once its open batches have ended."""
+        return next(filter(self.pool.is_to_load_next, (11, 22)), None)
+
     def test_one_in_which_nothing_is_open_goes_first_and_nobody_is_kept_from_joining(self) -> None:
         self.kept.add(11)
         self.pool.processes[1].calls = {1: Mock()}
-        self.assertEqual((self.assign_models(), self.pool.awaited), (None, None))
+        self.assertEqual((self.assign_models(), self.find_awaited()), (None, None))
         self.pool.processes[1].calls.clear()
-        self.assertEqual((self.assign_models(), self.pool.awaited), (22, None))
+        self.assertEqual((self.assign_models(), self.find_awaited()), (22, None))
 
     def test_where_all_have_open_batches_one_at_a_time_is_waited_for(self) -> None:
         self.kept.update((11, 22))
-        self.assertEqual((self.assign_models(), self.pool.awaited), (None, 11))
+        self.assertEqual((self.assign_models(), self.find_awaited()), (None, 11))
         self.kept.remove(11)
-        self.assertEqual((self.assign_models(), self.pool.awaited), (11, None))
+        self.assertEqual((self.assign_models(), self.find_awaited()), (11, None))
 
     def test_nobody_is_waited_for_while_another_loads(self) -> None:
         self.kept.update((11, 22))
@@ -538,7 +743,7 @@ class AssignmentTests(PlayedCase):
         self.kept.remove(11)
         self.assertEqual(self.assign_models(), 11)
         self.kept.add(11)
-        self.assertEqual((self.assign_models(), self.pool.awaited), (None, None))
+        self.assertEqual((self.assign_models(), self.find_awaited()), (None, None))
 
     def test_the_longer_nobody_could_join_the_longer_until_the_next_try(self) -> None:
         self.kept.update((11, 22))

@@ -200,6 +200,119 @@ class ReplicasTests(TestCase):
             self.assertEqual(self.without(index), set())
             self.start(index, (FIRST, SECOND)[index])
 
+    def partial(self, pid: int, *names: str, broken: str = "") -> bool:
+        """The child, which starts, has loaded these models so far. Return True if it runs them before its next load."""
+        states = {CATALOG[name].digest: BROKEN if name == broken else READY for name in names}
+        return self.replicas.note_partial_load(LoadReport(pid=pid, models=states, load_s=dict.fromkeys(states, 1.0)))
+
+    def test_one_that_starts_runs_what_it_has_between_two_loads(self) -> None:
+        self.assertTrue(self.partial(FIRST, "a"))
+        self.assertEqual((self.replicas.unpaused_models, self.replicas.models_runnable_without_load), ({"a"}, {"a"}))
+        self.assertTrue(self.replicas.can_child_take_call(FIRST))
+        self.assertFalse(self.replicas.have_all_reported)
+        shown = row_values.make_replica_values(self.replicas, {})["0"].models
+        self.assertEqual([shown[name].state for name in "ab"], ["ready", "loading"])
+        self.replicas.note_next_load(FIRST, 1.0)  # it can run nothing during a load, and others are not kept from it
+        self.assertEqual((self.replicas.unpaused_models, self.replicas.served_models), (set(), {"a"}))
+        self.assertFalse(self.replicas.can_child_take_call(FIRST))
+        self.load(FIRST)
+        self.assertEqual(self.replicas.unpaused_models, {"a", "b"})
+
+    def test_only_what_no_other_runs_is_run_between_two_loads(self) -> None:
+        self.assertTrue(self.partial(FIRST, "a"))
+        self.assertFalse(self.partial(SECOND, "a"))
+        self.replicas.note_next_load(FIRST, 1.0)
+        self.assertTrue(self.partial(SECOND, "a"))
+        self.load(FIRST)
+        self.replicas.note_end(1)
+        self.start(1, SECOND)
+        self.assertFalse(self.partial(SECOND, "a"))
+
+    def test_what_could_not_be_loaded_is_not_waited_for(self) -> None:
+        self.load(FIRST)
+        self.load(SECOND)
+        for index in (0, 1):
+            self.replicas.note_end(index)
+        self.start(0, FIRST)
+        self.replicas.replicas[1].note_missing_report({}, frozenset())
+        self.partial(FIRST, "a", "b", broken="a")
+        self.assertEqual((self.replicas.unpaused_models, self.replicas.served_models), ({"b"}, {"b"}))
+
+    def test_one_that_ends_between_two_loads_failed_to_load_nothing_and_starts_at_once(self) -> None:
+        self.partial(FIRST, "a")
+        self.replicas.note_end(0)
+        self.assertEqual((self.why_not(), self.replicas.served_models), (set(), {"a"}))
+        self.assertTrue(self.replicas.may_start(0))
+        self.assertEqual(self.replicas.replicas[0].recent_end_count, 1)
+
+    def test_one_that_ends_in_a_start_by_no_known_model_waits_with_the_next(self) -> None:
+        self.partial(FIRST, "a")
+        self.replicas.note_next_load(FIRST, 1.0)
+        with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
+            self.replicas.note_end(0)
+        self.assertFalse(self.replicas.may_start(0))
+
+    def test_what_another_has_that_loads_is_run_between_two_loads(self) -> None:
+        self.load(FIRST)
+        self.assertFalse(self.partial(SECOND, "a"))
+        self.replicas.replicas[0].note_assignment(tuple(CATALOG.values()))
+        self.assertTrue(self.partial(SECOND, "a"))
+
+    def test_what_is_served_is_logged_once_though_it_is_run_only_between_two_loads(self) -> None:
+        with self.assertLogs("inference.worker.replicas.registry", "INFO") as logs:
+            self.partial(FIRST, "a")
+            self.replicas.note_next_load(FIRST, 1.0)
+            self.replicas.note_loaded_models(LoadReport(pid=FIRST, models=dict.fromkeys(self.replicas.goal, READY)))
+        said = [record.getMessage().partition(" serves ")[2] for record in logs.records]
+        self.assertEqual(said, ["a", "b"])
+
+    def test_the_next_process_of_one_that_ended_there_loads_all_before_it_runs_any(self) -> None:
+        self.partial(FIRST, "a")
+        self.replicas.note_end(0)
+        for runs in (False, True):
+            self.start(0, FIRST)
+            self.assertEqual(self.partial(FIRST, "a"), runs)
+            self.load(FIRST)
+            self.replicas.note_end(0)
+
+    def test_what_is_known_of_the_others_stays_until_they_are_loaded_again(self) -> None:
+        self.replicas.note_loaded_models(
+            LoadReport(
+                pid=FIRST,
+                models={spec.digest: READY for spec in CATALOG.values()},
+                notes={"b": "in float16"},
+                facts={"b": {"pooling": "mean"}},
+                steps=frozenset({CATALOG["b"].digest}),
+            )
+        )
+        self.replicas.note_end(0)
+        self.start(0, FIRST)
+        self.assertTrue(self.partial(FIRST, "a"))
+        shown = row_values.make_replica_values(self.replicas, {})["0"]
+        self.assertEqual((shown.notes, shown.facts), ({"b": "in float16"}, {"b": {"pooling": "mean"}}))
+        self.assertTrue(self.replicas.generates_by_steps("b"))
+
+    def test_one_that_runs_what_a_starting_one_has_is_not_kept_from_it_by_a_load(self) -> None:
+        self.load(FIRST, b=BROKEN)
+        self.replicas.try_at = 0.0
+        self.assertTrue(self.partial(SECOND, "b"))
+        self.assertIsNone(self.tries(FIRST))  # the other one is about to load a, and nothing would run it
+
+    def test_one_that_dies_of_its_next_load_is_to_have_again_what_it_had(self) -> None:
+        self.partial(FIRST, "a")
+        self.replicas.note_next_load(FIRST, 1.0)
+        self.loads(0, "b")
+        with self.assertLogs("inference.worker.replicas.registry", "ERROR"):
+            self.replicas.note_end(0)
+        self.assertEqual((self.why_not(), self.replicas.served_models, self.without(0)), ({"b"}, {"a"}, {"b"}))
+        self.assertTrue(self.replicas.may_start(0))
+
+    def test_one_that_cannot_be_ended_is_not_waited_for(self) -> None:
+        self.load(FIRST)
+        self.partial(SECOND, "a", "b")
+        self.replicas.mark_unkillable(SECOND)
+        self.assertTrue(self.replicas.have_all_reported)
+
     def test_two_that_die_of_each_other_s_model_try_it_after_pauses(self) -> None:
         for index, pid, model in ((0, FIRST, "b"), (1, SECOND, "a")):
             self.loads(index, model)

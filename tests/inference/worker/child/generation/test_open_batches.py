@@ -274,10 +274,10 @@ class TurnTests(OpenCase):
         one, _ = self.add()
         self.kick()
         two, _ = self.add()
-        self.pool.awaited = PID
+        self.pool.to_load_next = PID
         self.step(one)
         self.assertEqual((self.last.batch.job_ids, self.dispatcher.backlog.child_has_open_batch(PID)), ((), True))
-        self.pool.awaited = None
+        self.pool.to_load_next = None
         self.step(one)
         self.assertEqual(self.last.batch.job_ids, (two,))
 
@@ -286,12 +286,12 @@ class TurnTests(OpenCase):
         self.load(a=READY, b=READY)
         one, _ = self.add()
         self.kick()
-        self.pool.awaited = PID
+        self.pool.to_load_next = PID
         self.add("b")
         for _ in range(3):
             self.step(one)
             self.assertEqual(self.last.batch.model, "a")
-        self.pool.awaited = None
+        self.pool.to_load_next = None
         self.step(one)
         self.assertEqual(self.last.batch.model, "b")
 
