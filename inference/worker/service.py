@@ -1,6 +1,6 @@
 """The service of a worker with models: its parts, how they know each other, and their start and stop."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from django.conf import settings
@@ -23,6 +23,8 @@ from inference.worker.scheduling.backlog import Backlog
 from inference.worker.scheduling.residency_controller import ResidencyController
 from inference.worker.scheduling.unfetched_job_finder import UnfetchedJobFinder
 
+READ_PER_S = 500e6  # bytes of weights that are loaded within a second, before any load was measured
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
@@ -38,8 +40,16 @@ class WorkerOptions:
 class WorkerService:
     """The parts of a worker that serves models, of which Celery's objects know this one."""
 
-    def __init__(self, plan: Plan, catalog: Catalog, selection: ModelSelection, options: WorkerOptions) -> None:
-        self.replicas = ReplicaRegistry(plan, selection.select_entries(catalog))
+    def __init__(
+        self,
+        plan: Plan,
+        catalog: Catalog,
+        selection: ModelSelection,
+        options: WorkerOptions,
+        load_s: Mapping[str, float] | None = None,
+    ) -> None:
+        """Make the parts. `load_s` are the expected seconds to load each entry, by digest, where they are known."""
+        self.replicas = ReplicaRegistry(plan, selection.select_entries(catalog), load_s)
         self.served = ServedModels(self.replicas, selection)
         self.residency = ResidencyController(self.replicas)
         self.unfetched = UnfetchedJobFinder(plan.worker)
@@ -94,7 +104,8 @@ def prepare_worker_service(catalog: Catalog, selection: ModelSelection, options:
     choice = devices.choose_devices(options.devices)
     selection = replace(selection, on_gpu=not choice.is_cpu)
     specs = selection.select_entries(catalog).values()
-    sizes, most = _estimate_loads(specs)
+    by_digest = {spec.digest: memory.estimate_weights_memory(spec) for spec in specs}
+    sizes, most = _choose_sharing(specs, by_digest)
     plan = devices.make_plan(
         worker=make_row_id(), choice=choice, sizes=sizes, most=most, concurrency=options.concurrency
     )
@@ -102,17 +113,18 @@ def prepare_worker_service(catalog: Catalog, selection: ModelSelection, options:
     logs.bind_process_ids(worker=plan.worker)
     devices.set_up_libraries(plan.threads, is_cpu=choice.is_cpu)
     process_launcher.start_fork_server(specs)
-    return WorkerService(plan, catalog, selection, options)
+    load_s = {digest: size / READ_PER_S for digest, size in by_digest.items() if size}
+    return WorkerService(plan, catalog, selection, options, load_s)
 
 
-def _estimate_loads(specs: Collection[ModelSpec]) -> tuple[list[int | None], int]:
+def _choose_sharing(specs: Collection[ModelSpec], by_digest: Mapping[str, int | None]) -> tuple[list[int | None], int]:
     """Return what decides how many replicas share a GPU: the bytes of models that each has, and the most replicas.
 
-    At least the largest of the lazy models must fit. A model that generates fills a GPU with one batch, which several
-    replicas would only divide.
+    `by_digest` are the bytes of the models. At least the largest of the lazy models must fit. A model that generates
+    fills a GPU with one batch, which several replicas would only divide.
     """
-    eager = [memory.estimate_weights_memory(spec) for spec in specs if not spec.is_lazy]
-    lazy = [memory.estimate_weights_memory(spec) for spec in specs if spec.is_lazy]
+    eager = [by_digest[spec.digest] for spec in specs if not spec.is_lazy]
+    lazy = [by_digest[spec.digest] for spec in specs if spec.is_lazy]
     largest = [None if None in lazy else max(size for size in lazy if size is not None)] if lazy else []
     generates = any(tasks.find_task(spec.task).generates for spec in specs)
     return [*eager, *largest], 1 if generates else devices.MOST_REPLICAS

@@ -5,6 +5,7 @@ Belongs to the worker's event loop. Other threads read what its properties and `
 
 import itertools
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
@@ -38,7 +39,8 @@ class ReplicaRegistry:
     children unload the entry before. Entries are told apart by their digests.
     """
 
-    def __init__(self, plan: Plan, catalog: Catalog) -> None:
+    def __init__(self, plan: Plan, catalog: Catalog, load_s: Mapping[str, float] | None = None) -> None:
+        """Make a registry without processes. `load_s` are the expected seconds of loads, by digest, where known."""
         self.plan = plan
         self.catalog: Catalog = dict(catalog)  # the models file's entries for this worker's models
         self.file_digest = ""  # digest of the whole models file that `catalog` is from, set after `catalog`
@@ -48,7 +50,7 @@ class ReplicaRegistry:
         self.goal: dict[str, ModelSpec] = {spec.digest: spec for spec in catalog.values()}
         self.replicas = [ReplicaState(plan.get_device(index)) for index in range(plan.replicas)]
         self._runs: frozenset[str] = frozenset()  # digests of the entries that some child can run now
-        self._load_s: dict[str, float] = {}  # by digest: seconds that the last load of the entry took
+        self._load_s = dict(load_s or {})  # by digest: seconds that the last load of the entry took, or may take
         self.runnable: frozenset[str] = frozenset()  # the names of the models that some child can run now
         self.intents = OperatorIntents()  # for this worker
         self.tries = make_backoff()
@@ -384,14 +386,15 @@ class ReplicaRegistry:
         return replica.retry_at <= time.monotonic() or replica.had != frozenset()
 
     def make_first_assignment(self, index: int) -> Assignment:
-        """Return the entries that the next process of this replica is to load as it starts.
+        """Return the entries that the next process of this replica is to load as it starts, in this order.
 
-        An entry that ended the process before is tried later, beside the work. If entries that load quickly were run
-        and no replica runs them now, half of the replicas leave those that load slowly for later, and to the replicas
-        that are loading them.
+        Those that load quickest come first, and those of which nothing is known last. An entry that ended the process
+        before is tried later, beside the work. If entries that load quickly were run and no replica runs them now, half
+        of the replicas leave those that load slowly for later, and to the replicas that are loading them.
         """
         without = self.replicas[index].killers
-        assignment = tuple(spec for key, spec in self.goal.items() if key not in without)
+        keys = sorted(self.goal, key=lambda key: self._load_s.get(key, math.inf))
+        assignment = tuple(self.goal[key] for key in keys if key not in without)
         slow = {spec.digest for spec in assignment if self._load_s.get(spec.digest, 0.0) > SLOW_S}
         quick = tuple(spec for spec in assignment if spec.digest not in slow)
         lost = frozenset[str]().union(*(replica.had for replica in self.replicas)) - self._runs

@@ -1,7 +1,6 @@
 """The parts of a worker before Celery runs them, and the plan of its replicas; real workers are in tests/e2e."""
 
 from unittest import TestCase
-from unittest.mock import patch
 from uuid import uuid4
 
 from inference.catalog import reader
@@ -14,14 +13,12 @@ from inference.worker.replicas.served_models import ModelSelection
 from inference.worker.service import WorkerOptions, WorkerService
 
 
-class LoadsTests(TestCase):
+class SharingTests(TestCase):
     """The models decide how many replicas share a GPU."""
 
     def loads(self, text: str, **sizes: int | None) -> tuple[list[int | None], int]:
-        with patch(
-            "inference.engines.artifacts.memory.estimate_weights_memory", side_effect=lambda spec: sizes[spec.name]
-        ):
-            return service._estimate_loads(reader.parse_catalog(text).values())  # noqa: SLF001
+        specs = reader.parse_catalog(text).values()
+        return service._choose_sharing(specs, {spec.digest: sizes[spec.name] for spec in specs})  # noqa: SLF001
 
     def test_all_eager_models_and_the_largest_lazy_one_must_fit(self) -> None:
         eager, lazy = '[{0}]\nengine = "x:Y"\n', '[{0}]\nengine = "x:Y"\nload = "lazy"\n'

@@ -313,6 +313,17 @@ class ReplicasTests(TestCase):
         self.replicas.mark_unkillable(SECOND)
         self.assertTrue(self.replicas.have_all_reported)
 
+    def test_what_is_expected_to_load_quickly_is_loaded_first(self) -> None:
+        expected = {CATALOG["a"].digest: 10 * SLOW_S, CATALOG["b"].digest: 1.0}
+        catalog = {"c": ModelSpec(name="c", engine="x:Y"), **CATALOG}
+        self.replicas = ReplicaRegistry(self.replicas.plan, catalog, expected)
+        for index in (0, 1):
+            self.assertEqual([spec.name for spec in self.replicas.make_first_assignment(index)], ["b", "a", "c"])
+            self.start(index, (FIRST, SECOND)[index])
+        took = {CATALOG["a"].digest: 1.0, CATALOG["b"].digest: 2.0}
+        self.replicas.note_loaded_models(LoadReport(pid=FIRST, models=dict.fromkeys(took, READY), load_s=took))
+        self.assertEqual([spec.name for spec in self.replicas.make_first_assignment(0)], ["a", "b", "c"])
+
     def test_two_that_die_of_each_other_s_model_try_it_after_pauses(self) -> None:
         for index, pid, model in ((0, FIRST, "b"), (1, SECOND, "a")):
             self.loads(index, model)
