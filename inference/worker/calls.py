@@ -115,6 +115,11 @@ class LoadReport:
     steps: frozenset[str] = frozenset()  # digests of the models that generate step by step
     total: int = 0  # bytes of its device, for all replicas that share it
 
+    @property
+    def ready(self) -> frozenset[str]:
+        """The digests of the loaded models."""
+        return frozenset(digest for digest, state in self.models.items() if state == READY)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCall:

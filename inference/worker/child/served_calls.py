@@ -57,7 +57,7 @@ def start_replica(
     index: int,
     assignment: Assignment,
     shared: SharedState,
-    before_next_load: Callable[[LoadReport], None] | None = None,
+    before_next_load: Callable[[LoadReport], None],
 ) -> LoadReport:
     """Bind the device of replica `index`, load and warm up its models. Runs once.
 

@@ -215,7 +215,7 @@ class ReplicaPool:
                 process.note_consumed_queues()
             if not process.has_run_calls_for(FIRST_MESSAGES_S) or not self._is_idle(process):
                 continue
-            if self._has_open_batch(process.pid) or (has_jobs(process.pid) and not process.has_taken_its_calls):
+            if self._has_open_batch(process.pid) or (not process.has_taken_its_calls and has_jobs(process.pid)):
                 continue
             self._note_next_load(process)
             self._send_message(process, *LOAD_NEXT)
@@ -273,7 +273,7 @@ class ReplicaPool:
         if (loading := self._loading_pid) and now > self._load_by:
             self.end_process(loading)
         for process in list(self.processes.values()):
-            if self.is_starting(process.pid) and now - process.started_at > self._load_limit_s:
+            if process.is_starting and now - process.started_at > self._load_limit_s:
                 self.end_process(process.pid)
         for index in self.replicas.find_children_to_restart():
             useless = self.processes.get(index)
@@ -363,7 +363,7 @@ class ReplicaPool:
     def is_starting(self, pid: int) -> bool:
         """Return True if this child loads its first models, and begins no call meanwhile."""
         process = self._find_process(pid)
-        return process is not None and not (process.is_up or process.is_between_loads)
+        return process is not None and process.is_starting
 
     def has_pid(self, pid: int) -> bool:
         return self._find_process(pid) is not None
@@ -376,8 +376,7 @@ class ReplicaPool:
         return next((process for process in self.processes.values() if process.pid == pid), None)
 
     def _is_idle(self, process: ReplicaProcess) -> bool:
-        takes_calls = process.is_up or process.is_between_loads
-        return takes_calls and not (process.calls or process.is_closed or process.is_given_up)
+        return not (process.is_starting or process.calls or process.is_closed or process.is_given_up)
 
     def _takes_calls(self, process: ReplicaProcess) -> bool:
         if process.is_closed or process.is_given_up:
@@ -468,7 +467,7 @@ class ReplicaPool:
         """
         self.register_with_loop(loop)
         for process in self.processes.values():
-            if self.is_starting(process.pid) or process.pid == self._loading_pid:
+            if process.is_starting or process.pid == self._loading_pid:
                 process.stop_sending_calls()
                 process.kill()
             else:

@@ -97,6 +97,11 @@ class ReplicaProcess:
         self.other_end.close()
 
     @property
+    def is_starting(self) -> bool:
+        """True if it loads its first models, and begins no call meanwhile."""
+        return not (self.is_up or self.is_between_loads)
+
+    @property
     def has_loaded_for_long(self) -> bool:
         """True if it has loaded models for so long that calls between two loads delay its start by little."""
         return time.monotonic() >= self.load_began_at + LOADS_S

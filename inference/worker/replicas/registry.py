@@ -165,8 +165,8 @@ class ReplicaRegistry:
 
         Return True if it is: no other child runs all of that. It is given calls then until `note_next_load`.
         """
-        ready = {key for key, state in loaded.models.items() if state == READY}
-        if self.is_closed or ready <= frozenset[str]().union(*(other.ready for other in self._list_able_replicas())):
+        run_by_others = frozenset[str]().union(*(other.ready for other in self._list_able_replicas()))
+        if self.is_closed or loaded.ready <= run_by_others:
             return False
         for replica in self.replicas:
             if replica.pid == loaded.pid and not replica.has_ended_between_loads:

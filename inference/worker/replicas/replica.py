@@ -84,7 +84,7 @@ class ReplicaState:
     def note_partial_load(self, loaded: LoadReport) -> None:
         """Note what its process, which starts, has loaded so far and can run until `note_next_load`."""
         self.models = {**self.models, **loaded.models}
-        self.ready = frozenset(key for key, state in loaded.models.items() if state == READY)
+        self.ready = loaded.ready
         self.had = self.had.difference(loaded.models)
         self.notes, self.facts = {**self.notes, **loaded.notes}, {**self.facts, **loaded.facts}
         self.memory, self.total = {**self.memory, **loaded.memory}, loaded.total

@@ -1,4 +1,4 @@
-"""What a child process that starts does with the messages that come between two of its loads."""
+"""A child process that starts waits for messages between two of its loads."""
 
 import os
 import socket

@@ -70,7 +70,7 @@ def load_on(
     connection.send(ReplyKind.LOADED, value=LoadReport(pid=os.getpid(), models={assignment[0].digest: READY}))
     os.kill(os.getpid(), signal.SIGSTOP)
     connection.send(ReplyKind.LOADING)
-    time.sleep(PATIENCE_S)
+    time.sleep(PATIENCE_S)  # it is to be ended in this load
     raise RuntimeError("it was waited for")
 
 
@@ -656,9 +656,12 @@ class Process(SimpleNamespace):
             unsent=b"",
             kill=Mock(),
             is_awaited=True,
-            is_between_loads=False,
             has_taken_its_calls=False,
         )
+
+    @property
+    def is_starting(self) -> bool:
+        return not self.is_up
 
 
 class PlayedCase(TestCase):
