@@ -16,7 +16,7 @@ from operator import add
 
 from inference.batching.costs import CostModel
 
-AGE = 0.75  # seconds saved for which a second of the oldest job's own cost counts; less for younger jobs, by age
+AGE = 0.75  # seconds saved for which a second of an old job's own cost counts; less for younger jobs, by age
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Node:
     size: int  # items
     length: int  # tokens of the longest item
     singly_s: float  # seconds that its jobs cost together, each in a call of its own
-    aged_s: float  # the same, with each job's seconds times its age as a share of the oldest job's age
+    aged_s: float  # the same, with each job's seconds times its age as a share of the age that counts in full
 
 
 @dataclass(frozen=True, slots=True)

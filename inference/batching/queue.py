@@ -349,8 +349,9 @@ class BatchQueue:
         blocks = [*reversed(shorter), batch, *longer]
         shapes = {(item.size, item.length) for block in blocks for item in block}
         singly_s = {shape: self.costs.predict_call_s(*shape) for shape in shapes}  # many short texts have few shapes
+        old_s = max(now_s - head.arrived_at_s, self.limits.max_wait_s)  # of jobs that wait for company, none is old yet
         search = WindowSearch(
-            [_make_node(block, singly_s, head.arrived_at_s, now_s) for block in blocks],
+            [_make_node(block, singly_s, old_s, now_s) for block in blocks],
             len(shorter),
             self.costs,
             max_size=self.limits.max_batch_size,
@@ -400,14 +401,17 @@ class BatchQueue:
         return item is not head and head.size + item.size <= self.limits.max_batch_size
 
 
-def _make_node(block: list[Item], singly_s: Mapping[tuple[int, int], float], oldest_at_s: float, now_s: float) -> Node:
-    """Make the node of a block. `singly_s` has the seconds that an item of a size and length takes by itself."""
+def _make_node(block: list[Item], singly_s: Mapping[tuple[int, int], float], old_s: float, now_s: float) -> Node:
+    """Make the node of a block.
+
+    `singly_s` has the seconds that an item of a size and length takes by itself. An item that waited for `old_s`
+    seconds counts as old in full, a younger one in part.
+    """
     size, length, alone_s, aged_s = 0, 0, 0.0, 0.0
-    oldest_s = now_s - oldest_at_s
     for item in block:
         own_s, age_s = singly_s[item.size, item.length], now_s - item.arrived_at_s
         size, length, alone_s = size + item.size, max(length, item.length), alone_s + own_s
-        aged_s += own_s if age_s >= oldest_s or oldest_s <= 0.0 else own_s * max(0.0, age_s / oldest_s)
+        aged_s += own_s if age_s >= old_s or old_s <= 0.0 else own_s * max(0.0, age_s / old_s)
     return Node(size, length, alone_s, aged_s)
 
 

@@ -337,6 +337,13 @@ class WaitTests(TestCase):
         queue.add(item("two", length=40))
         self.assertEqual(queue.find_due_at_s(), AT_ONCE)
 
+    def test_a_full_batch_goes_whole_where_its_jobs_came_at_nearly_the_same_time(self) -> None:
+        costs = CostModel()
+        costs.weights = [0.0, 0.006, *[0.0] * (len(costs.weights) - 2)]  # nothing but the overhead is saved
+        limits = Limits(max_batch_size=32, max_batch_tokens=10_000, max_wait_s=30.0)
+        queue = filled([item(str(number), arrived_at_s=number / 1000) for number in range(32)], limits, costs)
+        self.assertEqual(len(queue.take_batch(0.034)), 32)
+
     def test_another_group_does_not_make_a_batch_full(self) -> None:
         self.assertEqual(self.queue(one=item("one"), two=item("two", group="b", size=4)).find_due_at_s(), 5.0)
 
