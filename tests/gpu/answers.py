@@ -25,6 +25,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "audio-classification": {}, "automatic-speech-recognition": {}, "whisper": {},
 }  # fmt: skip
 KINDS = {"whisper": "automatic-speech-recognition"}  # whose names are no tasks
+STAND_IN_KINDS = ("fill-mask", "image-classification", "audio-classification")  # one of texts, images and sounds
 SURE = {"token-classification", "object-detection"}  # whose small models prefer one label by far
 NARROWER = 0.4  # weights than those of the tests, which in bfloat16 change the answers of such models by a tenth
 TEXTS = ("a", "paris is a town in the north", "the day was long and the night was longer than that")
@@ -35,9 +36,10 @@ GREEDY = {"do_sample": False, "return_full_text": False, "max_new_tokens": 12}
 
 
 def small_models(machine: Machine) -> str:
-    furthest = 0.0
+    furthest, kinds = 0.0, STAND_IN_KINDS if machine.is_stand_in else tuple(TASKS)
     with tempfile.TemporaryDirectory() as folder:
-        for kind, given in TASKS.items():
+        for kind in kinds:
+            given = TASKS[kind]
             name = KINDS.get(kind, kind)
             model = str(_small(kind, Path(folder, kind)))
             expected = _predict(engine(StandIn(), task=name, model=model, dtype="float32"), name, given)
@@ -49,7 +51,7 @@ def small_models(machine: Machine) -> str:
                 far = apart(_predict(made, name, given), expected, texts_part=part)
                 expect(far <= _allowed(name, dtype), f"{kind} in {dtype}: {far:.2g} from a CPU's answer")
                 furthest = max(furthest, far)
-    return f"{len(TASKS)} kinds, alone and together, at most {furthest:.1g} from a CPU's answers in float32"
+    return f"{len(kinds)} kinds, alone and together, at most {furthest:.1g} from a CPU's answers in float32"
 
 
 def _small(kind: str, folder: Path) -> Path:
@@ -90,7 +92,7 @@ def shift(model: Any, *, by: float) -> None:
 
 
 def vectors(machine: Machine) -> str:
-    texts = mixed_texts(24 if machine.is_stand_in else 256)
+    texts = mixed_texts(4 if machine.is_stand_in else 256)
     expected = engine(StandIn(), **MINILM, dtype="float32").embed(texts)
     cosines = []
     for dtype, least in COSINES.items():

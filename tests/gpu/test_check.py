@@ -6,8 +6,6 @@ import contextlib
 import io
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import unittest
 from concurrent.futures import Executor
@@ -15,8 +13,6 @@ from pathlib import Path
 from typing import Any
 from unittest import TestCase
 from unittest.mock import patch
-
-from django.conf import settings
 
 from tests.gpu import command
 
@@ -66,16 +62,8 @@ class CommandTests(Check):
             self.assertIn(f"{sum(passed)} of 2 cases hold on a stand-in", table)
 
     def test_without_a_gpu_it_says_so_in_a_sentence(self) -> None:
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.gpu"],
-            cwd=settings.BASE_DIR,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        self.assertEqual((done.returncode, done.stdout), (command.NO_GPU, ""))
+        with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""), contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(command.main([]), command.NO_GPU)
         self.assertRegex(
-            done.stderr, r"\ANo GPU can be checked here, as CUDA_VISIBLE_DEVICES hides every GPU; .*\.\n\Z"
+            said.getvalue(), r"\ANo GPU can be checked here, as CUDA_VISIBLE_DEVICES hides every GPU; .*\.\n\Z"
         )
