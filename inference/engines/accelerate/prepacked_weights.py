@@ -9,6 +9,9 @@ most of it for good. So only some numbers of rows are computed, and others are f
 
 A product of few rows takes as long as reading its weights. If 16 bits hold the weights of a model in float32, as they
 do for a checkpoint in float16 or bfloat16, FBGEMM reads them in 16 bits, and sums in float32.
+
+On a processor with AVX2 alone, FBGEMM is faster than oneDNN for any number of rows, and so is MKL from 32 rows on.
+There, weights that 16 bits hold are packed in 16 bits alone, and others only if the model generates text, by few rows.
 """
 
 from __future__ import annotations
@@ -30,11 +33,12 @@ ROWS = 16  # rows that the order is best for; it is as good for thousands
 FEW = 16  # rows, up to which weights of 16 bits are read
 SMALLEST = 2.0**-24  # least number of float16; less in bfloat16 is rounded, by up to half of it
 LEAST = 2**16  # weights of a layer, below which there is nothing to win
-AT_ONCE = 1024  # rows of weights that are looked through at a time
+ROWS_AT_ONCE = 1024  # rows of weights that are looked through at a time
 WITH_BFLOAT16 = ("avx512_bw", "avx_ne_convert", "bf16")  # what oneDNN needs one of for bfloat16, the last on ARM
 STEPS = 16  # numbers of rows from one power of two to the next: at most a sixteenth is computed in vain
 
 Product = Callable[[torch.Tensor], Any]
+Unpack = Callable[[], torch.Tensor]
 
 
 class PackedLinear:
@@ -45,55 +49,72 @@ class PackedLinear:
 
     def __init__(self, layer: nn.Linear, *, is_shared: bool) -> None:
         self.layer, self.is_shared = layer, is_shared
-        self.weights: torch.Tensor | None = None
+        self.unpack: Unpack | None = None
 
     def turn_on(self) -> None:
-        if self.weights is not None:
+        if self.unpack is not None:
             return
-        own, bias = self.layer.weight, self.layer.bias
-        # Private, but torch's own compiler calls them. What torch documents, `torch.utils.mkldnn.to_mkldnn`, takes 1.5
-        # times as long for 16 rows.
-        packed = torch.ops.mkldnn._reorder_linear_weight(own.detach(), ROWS)
-
-        def product(states: torch.Tensor) -> Any:
-            return torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
-
-        forward = functools.partial(multiply_padded_rows, product)
-        self.layer.forward = (
-            _choose_by_rows(_make_half_product(own.detach(), bias), forward) if _are_halves(own) else forward
-        )
-        self.weights = packed
+        own = self.layer.weight
+        self.layer.forward, self.unpack = _pack(own.detach(), self.layer.bias)
         if not self.is_shared:
             own.data = own.new_empty(0)
 
     def turn_off(self) -> None:
         """Put the layer's own weights back. If it raises an error, the layer still computes with the packed ones."""
-        if self.weights is None:
+        if self.unpack is None:
             return
         if not self.is_shared:
-            self.layer.weight.data = self.weights.to_dense()
+            self.layer.weight.data = self.unpack()
         del self.layer.forward
-        self.weights = None
+        self.unpack = None
+
+
+def _pack(weights: torch.Tensor, bias: torch.Tensor | None) -> tuple[Product, Unpack]:
+    """Return the product with these weights, packed, and what gives them back."""
+    if not _are_halves(weights):
+        return _pack_for_onednn(weights, bias)
+    few, unpack = _pack_in_16_bits(weights, bias)
+    if has_avx2_alone():
+        return few, unpack
+    many, unpack = _pack_for_onednn(weights, bias)
+    return _choose_by_rows(few, many), unpack
+
+
+def _pack_for_onednn(weights: torch.Tensor, bias: torch.Tensor | None) -> tuple[Product, Unpack]:
+    # Private, but torch's own compiler calls them. What torch documents, `torch.utils.mkldnn.to_mkldnn`, takes 1.5
+    # times as long for 16 rows.
+    packed = torch.ops.mkldnn._reorder_linear_weight(weights, ROWS)
+
+    def product(states: torch.Tensor) -> Any:
+        return torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
+
+    return functools.partial(multiply_padded_rows, product), packed.to_dense
+
+
+def _pack_in_16_bits(weights: torch.Tensor, bias: torch.Tensor | None) -> tuple[Product, Unpack]:
+    packed, width = torch.ops.quantized.linear_prepack_fp16(weights, bias), len(weights)
+
+    def product(states: torch.Tensor) -> Any:
+        if not states.numel():
+            return states.new_empty(*states.shape[:-1], width)
+        return torch.ops.quantized.linear_dynamic_fp16(states.unsqueeze(0), packed).squeeze(0)
+
+    return product, lambda: torch.ops.quantized.linear_unpack_fp16(packed)[0]
 
 
 def _choose_by_rows(few: Product, many: Product) -> Product:
     def product(states: torch.Tensor) -> Any:
-        is_few = states.dim() > 1 and 0 < states.numel() <= FEW * states.shape[-1]
+        is_few = states.numel() <= FEW * states.shape[-1]
         return few(states) if is_few else many(states)
 
     return product
-
-
-def _make_half_product(weights: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    packed = torch.ops.quantized.linear_prepack_fp16(weights, bias)
-    return lambda states: torch.ops.quantized.linear_dynamic_fp16(states, packed)
 
 
 def _are_halves(weights: torch.Tensor) -> bool:
     """Return True if 16 bits hold these weights of 32 bits, and the processor is one that FBGEMM is made for."""
     if weights.dtype != torch.float32 or torch.backends.quantized.engine not in ("fbgemm", "x86"):
         return False
-    rows = weights.detach().split(AT_ONCE)
+    rows = weights.detach().split(ROWS_AT_ONCE)
     return all(bool(((part.half().float() - part).abs() <= SMALLEST / 2).all()) for part in rows)
 
 
@@ -136,18 +157,24 @@ class PackedWeights:
 def make_packed_weights(model: PreTrainedModel) -> PackedWeights | None:
     """Return the shortcut that packs the weights of a model's layers.
 
-    Return None for a model on another device than the CPU, of numbers for which oneDNN is of no use here, or without
+    Return None for a model on another device than the CPU, of numbers for which packing is of no use here, or without
     layers to pack.
     """
     if model.device.type != "cpu" or not _is_supported_dtype(model.dtype):
         return None
+    takes_halves_only = has_avx2_alone() and not model.can_generate()
     uses = Counter(id(weights) for _, weights in model.named_parameters(remove_duplicate=False))
     layers = [
         PackedLinear(layer, is_shared=uses[id(layer.weight)] > 1)
         for layer in model.modules()
-        if type(layer) is nn.Linear and _is_plain(layer)
+        if type(layer) is nn.Linear and _is_plain(layer) and (not takes_halves_only or _are_halves(layer.weight))
     ]
     return PackedWeights(layers) if layers else None
+
+
+def has_avx2_alone() -> bool:
+    """Return True if this is an x86 processor whose widest registers have 256 bits, and torch has MKL for it."""
+    return bool(torch.backends.cpu.get_cpu_capability() == "AVX2" and torch.backends.mkl.is_available())
 
 
 def _is_plain(layer: nn.Linear) -> bool:

@@ -7,6 +7,7 @@ from unittest.mock import Mock, patch
 
 import torch
 from torch import nn
+from transformers import BertConfig, BertModel
 
 from inference.engines.accelerate import prepacked_weights
 from inference.engines.artifacts import memory
@@ -80,6 +81,14 @@ class PackedTests(TestCase):
                     torch.testing.assert_close(layer(states), answer, rtol=1e-3, atol=1e-4)
 
     def test_few_rows_read_weights_of_16_bits_where_these_hold_what_32_do(self) -> None:
+        with patch.object(prepacked_weights, "has_avx2_alone", return_value=False):
+            self.check_weights_of_16_bits(most_rows=prepacked_weights.FEW)
+
+    def test_all_rows_do_where_the_processor_has_avx2_alone(self) -> None:
+        with patch.object(prepacked_weights, "has_avx2_alone", return_value=True):
+            self.check_weights_of_16_bits(most_rows=max(ROWS))
+
+    def check_weights_of_16_bits(self, most_rows: int) -> None:
         if torch.backends.quantized.engine not in ("fbgemm", "x86"):
             self.skipTest("a processor that FBGEMM is not made for")
         shapes = [torch.randn(256), torch.randn(3, 5, 256).transpose(0, 1), torch.randn(9, 512)[:, ::2]]
@@ -93,14 +102,25 @@ class PackedTests(TestCase):
                 torch.inference_mode(),
                 patch.object(quantized, "linear_dynamic_fp16", wraps=quantized.linear_dynamic_fp16) as few,
             ):
-                expected = [layer(states) for states in shapes]
-                prepacked_weights.PackedLinear(layer, is_shared=False).turn_on()
+                expected, own = [layer(states) for states in shapes], layer.weight.data.clone()
+                packed = prepacked_weights.PackedLinear(layer, is_shared=False)
+                packed.turn_on()
                 for states, answer in zip(shapes, expected, strict=True):
                     with self.subTest(states.shape, bits=bits):
                         few.reset_mock()
                         torch.testing.assert_close(layer(states), answer, rtol=1e-4, atol=1e-5)
-                        is_few = states.dim() > 1 and 0 < states.numel() <= prepacked_weights.FEW * 256
+                        is_few = 0 < states.numel() <= most_rows * 256
                         self.assertEqual(few.called, bits is not None and is_few)
+                packed.turn_off()
+                torch.testing.assert_close(layer.weight.data, own, rtol=0, atol=prepacked_weights.SMALLEST / 2)
+
+    def test_an_encoder_keeps_weights_that_16_bits_do_not_hold_where_the_processor_has_avx2_alone(self) -> None:
+        model = BertModel(BertConfig(vocab_size=50, hidden_size=384, num_hidden_layers=2, intermediate_size=512))
+        with patch.object(prepacked_weights, "has_avx2_alone", return_value=True):
+            self.assertIsNone(prepacked_weights.make_packed_weights(model))
+            halves = prepacked_weights.make_packed_weights(model.half().float())
+        assert halves is not None
+        self.assertEqual(len(halves.layers), 6 * 2 + 1)
 
     def test_few_numbers_of_rows_are_computed_as_code_is_kept_for_each(self) -> None:
         product = Mock(side_effect=lambda states: states)
@@ -122,8 +142,7 @@ class PackedTests(TestCase):
             torch.testing.assert_close(scores_of(model, ids), expected, rtol=1e-3, atol=1e-3)
             shortcut.turn_on()
             torch.testing.assert_close(scores_of(model, ids), expected, rtol=1e-3, atol=1e-3)
-        weights = Mock(to_dense=Mock(side_effect=MemoryError))
-        with patch.object(shortcut.layers[3], "weights", weights), self.assertRaises(MemoryError):
+        with patch.object(shortcut.layers[3], "unpack", side_effect=MemoryError), self.assertRaises(MemoryError):
             shortcut.turn_off()
         torch.testing.assert_close(scores_of(model, ids), expected, rtol=1e-3, atol=1e-3)
         shortcut.turn_off()
