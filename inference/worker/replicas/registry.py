@@ -163,10 +163,11 @@ class ReplicaRegistry:
     def note_partial_load(self, loaded: LoadReport) -> bool:
         """Note what a child that starts has loaded so far, if it is to run that before its next load.
 
-        Return True if it is: no other child runs all of that. It is given calls then until `note_next_load`.
+        Return True if it is: no other child runs all of that that is to be run. It is given calls then until
+        `note_next_load`.
         """
         run_by_others = frozenset[str]().union(*(other.ready for other in self._list_able_replicas()))
-        if self.is_closed or loaded.ready <= run_by_others:
+        if self.is_closed or loaded.ready & self.goal.keys() <= run_by_others:
             return False
         for replica in self.replicas:
             if replica.pid == loaded.pid and not replica.has_ended_between_loads:

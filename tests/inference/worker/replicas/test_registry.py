@@ -228,6 +228,14 @@ class ReplicasTests(TestCase):
         self.start(1, SECOND)
         self.assertFalse(self.partial(SECOND, "a"))
 
+    def test_a_model_that_was_removed_meanwhile_is_not_run_between_two_loads(self) -> None:
+        self.load(FIRST)
+        self.replicas.set_catalog({"a": CATALOG["a"]})
+        self.replicas.drop_removed_model("b")
+        self.replicas.note_loaded_models(LoadReport(pid=FIRST, models={CATALOG["a"].digest: READY}))
+        self.assertFalse(self.partial(SECOND, "a", "b"))
+        self.assertFalse(self.replicas.can_child_take_call(SECOND))
+
     def test_what_could_not_be_loaded_is_not_waited_for(self) -> None:
         self.load(FIRST)
         self.load(SECOND)
