@@ -104,7 +104,7 @@ class RabbitMQTests(SimpleTestCase):
             publisher.count_messages([QUEUE])
 
     def test_connections_that_the_server_closed_between_two_calls_are_not_noticed(self) -> None:
-        """As a restart closes them: a server takes five seconds of CPU to start."""
+        """A restart closes them, too, and a server takes five seconds of CPU to start."""
         self.use_many_connections()
         self.server.cut_connections()
         publisher.publish_messages([job_message()])
