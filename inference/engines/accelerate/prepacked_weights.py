@@ -48,14 +48,14 @@ class PackedLinear:
     """
 
     def __init__(self, layer: nn.Linear, *, is_shared: bool) -> None:
-        self.layer, self.is_shared = layer, is_shared
+        self.layer, self.is_shared, self.has_halves = layer, is_shared, _are_halves(layer.weight)
         self.unpack: Unpack | None = None
 
     def turn_on(self) -> None:
         if self.unpack is not None:
             return
         own = self.layer.weight
-        self.layer.forward, self.unpack = _pack(own.detach(), self.layer.bias)
+        self.layer.forward, self.unpack = self._pack(own.detach(), self.layer.bias)
         if not self.is_shared:
             own.data = own.new_empty(0)
 
@@ -68,16 +68,15 @@ class PackedLinear:
         del self.layer.forward
         self.unpack = None
 
-
-def _pack(weights: torch.Tensor, bias: torch.Tensor | None) -> tuple[Product, Unpack]:
-    """Return the product with these weights, packed, and what gives them back."""
-    if not _are_halves(weights):
-        return _pack_for_onednn(weights, bias)
-    few, unpack = _pack_in_16_bits(weights, bias)
-    if has_avx2_alone():
-        return few, unpack
-    many, unpack = _pack_for_onednn(weights, bias)
-    return _choose_by_rows(few, many), unpack
+    def _pack(self, weights: torch.Tensor, bias: torch.Tensor | None) -> tuple[Product, Unpack]:
+        """Return the product with these weights, packed, and what gives them back."""
+        if not self.has_halves:
+            return _pack_for_onednn(weights, bias)
+        few, unpack = _pack_in_16_bits(weights, bias)
+        if has_avx2_alone():
+            return few, unpack
+        many, unpack = _pack_for_onednn(weights, bias)
+        return _choose_by_rows(few, many), unpack
 
 
 def _pack_for_onednn(weights: torch.Tensor, bias: torch.Tensor | None) -> tuple[Product, Unpack]:
@@ -97,7 +96,9 @@ def _pack_in_16_bits(weights: torch.Tensor, bias: torch.Tensor | None) -> tuple[
     def product(states: torch.Tensor) -> Any:
         if not states.numel():
             return states.new_empty(*states.shape[:-1], width)
-        return torch.ops.quantized.linear_dynamic_fp16(states.unsqueeze(0), packed).squeeze(0)
+        if states.dim() == 1:
+            return torch.ops.quantized.linear_dynamic_fp16(states[None], packed)[0]
+        return torch.ops.quantized.linear_dynamic_fp16(states, packed)
 
     return product, lambda: torch.ops.quantized.linear_unpack_fp16(packed)[0]
 
@@ -162,13 +163,14 @@ def make_packed_weights(model: PreTrainedModel) -> PackedWeights | None:
     """
     if model.device.type != "cpu" or not _is_supported_dtype(model.dtype):
         return None
-    takes_halves_only = has_avx2_alone() and not model.can_generate()
     uses = Counter(id(weights) for _, weights in model.named_parameters(remove_duplicate=False))
     layers = [
         PackedLinear(layer, is_shared=uses[id(layer.weight)] > 1)
         for layer in model.modules()
-        if type(layer) is nn.Linear and _is_plain(layer) and (not takes_halves_only or _are_halves(layer.weight))
+        if type(layer) is nn.Linear and _is_plain(layer)
     ]
+    if has_avx2_alone() and not model.can_generate():
+        layers = [layer for layer in layers if layer.has_halves]
     return PackedWeights(layers) if layers else None
 
 

@@ -103,10 +103,10 @@ class RabbitMQTests(SimpleTestCase):
             publisher.publish_messages([job_message()])
             publisher.count_messages([QUEUE])
 
-    def test_connections_that_the_server_closed_between_two_calls_are_not_noticed(self) -> None:
-        """A restart closes them, too, and a server takes five seconds of CPU to start."""
+    def test_a_restart_between_two_calls_is_not_noticed(self) -> None:
         self.use_many_connections()
-        self.server.cut_connections()
+        self.server.stop()
+        self.server.start()
         publisher.publish_messages([job_message()])
         self.use_many_connections()
 
