@@ -62,8 +62,13 @@ class CommandTests(Check):
             self.assertIn(f"{sum(passed)} of 2 cases hold on a stand-in", table)
 
     def test_without_a_gpu_it_says_so_in_a_sentence(self) -> None:
-        with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""), contextlib.redirect_stderr(io.StringIO()) as said:
-            self.assertEqual(command.main([]), command.NO_GPU)
+        with (
+            patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""),
+            contextlib.redirect_stdout(io.StringIO()) as shown,
+            contextlib.redirect_stderr(io.StringIO()) as said,
+        ):
+            status = command.main([])
+        self.assertEqual((status, shown.getvalue()), (command.NO_GPU, ""))
         self.assertRegex(
             said.getvalue(), r"\ANo GPU can be checked here, as CUDA_VISIBLE_DEVICES hides every GPU; .*\.\n\Z"
         )
