@@ -163,7 +163,7 @@ class ReplicaRegistry:
     def note_partial_load(self, loaded: LoadReport) -> bool:
         """Note what a child that starts has loaded so far, if it is to run that before its next load.
 
-        Return True if it is: no other child runs all of that that is to be run. It is given calls then until
+        Return True if it is: some of it is to be run, and no other child runs that. It is given calls then until
         `note_next_load`.
         """
         run_by_others = frozenset[str]().union(*(other.ready for other in self._list_able_replicas()))
